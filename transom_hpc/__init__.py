@@ -1,0 +1,1 @@
+"""Fault-tolerant training and HPC runs on Slurm."""

@@ -1,0 +1,1 @@
+"""All that knows Slurm. It never decides what a run does next."""
