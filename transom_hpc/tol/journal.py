@@ -1,0 +1,131 @@
+"""The journal: what happened to a run, one JSON object a line, one file a writer, append only.
+
+A line is flushed and fsynced before append returns. The last line of a file may be torn by a crash: a reader leaves it
+out. Two nodes never write one file (appends by two are not atomic on NFS or Lustre).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from transom_hpc.base.atomic import fsync_dir
+from transom_hpc.base.clock import Clock, SystemClock
+from transom_hpc.base.errors import RunDirError, TransomError
+from transom_hpc.tol.attempt import Attempt
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of the journal.
+
+    Args:
+        attempt: the attempt that it belongs to.
+        order: position in its writer's file, from 0.
+        time: ISO date and time in UTC, for people; never used for order.
+        host: the writer's host.
+        kind: what happened, one of the kinds in docs/architecture.md.
+        facts: the rest of the line.
+    """
+
+    attempt: Attempt
+    order: int
+    time: str
+    host: str
+    kind: str
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+class Journal:
+    """One writer's file.
+
+    Args:
+        folder: RUN/journal.
+        number: the attempt's number.
+        host: the writer's host.
+        clock: for the time stamps.
+
+    Raises:
+        RunDirError: the file can't be made.
+    """
+
+    def __init__(self, folder: Path, number: int, host: str, clock: Clock | None = None) -> None:
+        self.path = folder / f"A{number:04d}-{host}.jsonl"
+        self._host = host
+        self._clock = clock or SystemClock()
+        try:
+            self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            fsync_dir(folder)
+            # A torn last line of an earlier life must not swallow our first one.
+            if os.fstat(self._fd).st_size:
+                os.write(self._fd, b"\n")
+        except OSError as error:
+            raise RunDirError(f"can't write the journal {self.path}: {error.strerror}", path=self.path) from error
+
+    def append(self, attempt: Attempt, kind: str, **facts: Any) -> None:
+        """Write one line, durably.
+
+        Raises:
+            OSError: it may not be on disk.
+        """
+        line = {"time": self._clock.wall().isoformat(timespec="milliseconds"), "attempt": str(attempt), "kind": kind}
+        data = json.dumps({**line, "host": self._host, **facts}, default=str).encode() + b"\n"
+        os.write(self._fd, data)
+        os.fsync(self._fd)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)
+
+
+def _read_file(path: Path) -> list[Entry]:
+    entries: list[Entry] = []
+    lines = path.read_bytes().split(b"\n")
+    for raw in lines[:-1]:  # what follows the last newline is torn, or nothing
+        try:
+            line = json.loads(raw)
+            attempt = Attempt.parse(line.pop("attempt"))
+            entry = Entry(attempt, len(entries), line.pop("time"), line.pop("host"), line.pop("kind"), line)
+        except (ValueError, KeyError, TypeError, AttributeError, TransomError):
+            continue  # a line torn in the middle by a crash of an earlier writer, or an empty one
+        entries.append(entry)
+    return entries
+
+
+def read_journal(folder: Path) -> list[Entry]:
+    """All entries of a run, in order of attempt; within an attempt file by file, each in its own order.
+
+    Raises:
+        RunDirError: the folder can't be read.
+    """
+    entries: list[Entry] = []
+    try:
+        for path in sorted(folder.glob("A*.jsonl")):
+            entries.extend(_read_file(path))
+    except OSError as error:
+        raise RunDirError(f"can't read the journal in {folder}: {error.strerror}", path=folder) from error
+    return sorted(entries, key=lambda entry: entry.attempt.number)
+
+
+def claim_number(folder: Path) -> int:
+    """Take the next attempt number of a run; two claimants never get the same one.
+
+    Raises:
+        RunDirError: the folder can't be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        number = max((int(path.name[1:5]) for path in folder.glob("A[0-9][0-9][0-9][0-9]*")), default=0) + 1
+        while True:
+            try:
+                os.close(os.open(folder / f"A{number:04d}.claim", os.O_CREAT | os.O_EXCL, 0o644))
+            except FileExistsError:
+                number += 1
+                continue
+            fsync_dir(folder)
+            return number
+    except OSError as error:
+        raise RunDirError(f"can't write in the run directory {folder.parent}: {error.strerror}", path=folder) from error

@@ -1,0 +1,125 @@
+"""What was asked for: the job spec, checked before anything is submitted. It never talks to Slurm."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import msgspec
+
+from transom_hpc.base.errors import RunDirError, SpecError
+from transom_hpc.slurm.hosts import expand_hosts
+from transom_hpc.slurm.times import format_time, parse_time
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """A job to be submitted.
+
+    Args:
+        nodes: nodes that the program runs on.
+        spares: nodes that are allocated besides and stand by; one takes over when a node fails.
+        tasks_per_node: program processes (ranks) a node.
+        time: time limit, as Slurm writes it ("2:00:00", "1-12") or a timedelta; None: the partition's default.
+        name: job name, and the start of the run directory's name.
+        site: site config, a name or a path.
+        cpus_per_task, gpus_per_node, mem, partition, account, qos, constraint: as for sbatch; None: the site's, else
+            Slurm's default.
+        exclude: host list that the job shall never run on.
+        run_dir: run directory; None: `transom-runs/NAME-DATE-TIME` in the current folder. One that exists already goes on
+            from its newest checkpoint.
+        save_every: steps between checkpoints.
+        keep: how many committed checkpoints are kept.
+        start_deadline_s: seconds from the start of the program to its first step before it counts as hung.
+        hang_after_s: seconds without a step before the program counts as hung; None: learned from its own step times.
+        local: run on this machine through submitit's local executor, without Slurm, for debugging.
+    """
+
+    nodes: int = 1
+    spares: int = 0
+    tasks_per_node: int = 1
+    time: str | timedelta | None = None
+    name: str = "transom"
+    site: str = "default"
+    cpus_per_task: int | None = None
+    gpus_per_node: int | None = None
+    mem: str | None = None
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    exclude: str = ""
+    run_dir: str | None = None
+    save_every: int = 100
+    keep: int = 3
+    start_deadline_s: float = 1800.0
+    hang_after_s: float | None = None
+    local: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.time, timedelta):
+            object.__setattr__(self, "time", format_time(self.time))
+        elif self.time is not None:
+            parse_time(self.time)
+        expand_hosts(self.exclude)
+        smallest = {"nodes": 1, "spares": 0, "tasks_per_node": 1, "save_every": 1, "keep": 1}
+        optional = {"cpus_per_task": 1, "gpus_per_node": 0}
+        for name, least in {**smallest, **optional}.items():
+            value = getattr(self, name)
+            if value is None and name in optional:
+                continue
+            if type(value) is not int or value < least:
+                raise SpecError(f"{name} must be a whole number of at least {least}, not {value!r}", field=name)
+        if not re.fullmatch(r"[\w.+-]+", self.name):
+            raise SpecError(f"name {self.name!r}: use letters, digits and . _ + - only", field="name")
+        for name in ("start_deadline_s", "hang_after_s"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise SpecError(f"{name} must be more than 0 seconds, not {value!r}", field=name)
+        if self.local and (self.nodes > 1 or self.spares):
+            raise SpecError("local runs have one node and no spares: leave out nodes and spares", field="local")
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """What was submitted, whole: the content of spec.json.
+
+    Args:
+        spec: the job spec.
+        program: the program and its arguments; empty for a Python function, which submitit has pickled.
+        cwd: folder that the program runs in.
+        job_id: Slurm's id, "" before sbatch has answered.
+        submitit: folder of submitit's files, "" when sbatch was called on a template.
+        comment: the unique mark that the job carries in Slurm.
+        version: of transom-hpc.
+    """
+
+    spec: JobSpec
+    program: tuple[str, ...]
+    cwd: str
+    job_id: str = ""
+    submitit: str = ""
+    comment: str = ""
+    version: str = ""
+
+    def to_json(self) -> bytes:
+        """The bytes of spec.json."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=2)
+
+    @classmethod
+    def from_json(cls, data: bytes, path: Path) -> Submitted:
+        """Read spec.json.
+
+        Raises:
+            RunDirError: it is not one of ours; names the field.
+        """
+        try:
+            return msgspec.json.decode(data, type=cls)
+        except msgspec.DecodeError as error:
+            raise RunDirError(f"{path} can't be read: {error}", path=path) from error
+
+
+FIELDS = tuple(field.name for field in dataclasses.fields(JobSpec))
