@@ -18,7 +18,6 @@ class Cause(StrEnum):
     TIME_LIMIT = "time limit"
     TERMINATED = "terminated"  # SIGTERM from Slurm: preemption, or scancel or requeue by a person
     MISPLACED = "misplaced"  # the job was started on a host that it meant to avoid
-    STEP_FAILED = "step failed"  # Slurm could not start the program
 
 
 # How often a cause may come again before another checkpoint is committed. Faults of the program repeat themselves, so few
@@ -32,7 +31,6 @@ LIMITS: dict[Cause, int] = {
     Cause.TIME_LIMIT: 3,
     Cause.TERMINATED: 1000,
     Cause.MISPLACED: 5,
-    Cause.STEP_FAILED: 5,
 }
 
 

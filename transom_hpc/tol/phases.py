@@ -120,7 +120,6 @@ class Exited:
 
     code: int
     committed: int
-    started: bool = True
 
 
 @dataclass(frozen=True, slots=True)
