@@ -1,0 +1,196 @@
+"""The job's steps: starts them with srun on chosen hosts, and ends them within a deadline. It decides nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from transom_hpc.slurm.site import SiteConfig
+from transom_hpc.tol.phases import EXIT_NOT_SHARED
+
+# Runs in every task before the program. The names are those of torch's env:// start and of torchrun (elastic/run).
+_TASK = f"""
+if [ ! -d "$TRANSOM_RUN_DIR/journal" ]; then
+    echo "transom: host $SLURMD_NODENAME does not see the run directory $TRANSOM_RUN_DIR" >&2
+    exit {EXIT_NOT_SHARED}
+fi
+mkdir -p -m 700 "$TRANSOM_SHM"
+export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_STEP_NUM_TASKS LOCAL_RANK=$SLURM_LOCALID
+exec "$@"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The Slurm job that this process runs in.
+
+    Args:
+        job_id: Slurm's id.
+        restarts: how often Slurm has requeued it (SLURM_RESTART_COUNT).
+        hosts: all hosts of the allocation, in Slurm's order.
+        home: this host, as Slurm names it.
+    """
+
+    job_id: int
+    restarts: int
+    hosts: tuple[str, ...]
+    home: str
+
+    @property
+    def shm(self) -> Path:
+        """The job's folder in each host's shared memory."""
+        return Path(f"/dev/shm/transom-{os.getuid()}-{self.job_id}")
+
+
+class Step:
+    """A running job step: its srun.
+
+    Args:
+        process: the srun process.
+    """
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    @property
+    def output(self) -> IO[str] | None:
+        """Standard output of its tasks, when it was asked for."""
+        return self._process.stdout
+
+    def poll(self) -> int | None:
+        """Exit status of the step, None while it runs; 128 + signal when a signal ended it."""
+        code = self._process.poll()
+        return code if code is None or code >= 0 else 128 - code
+
+    def end(self, patience_s: float = 3.0) -> None:
+        """End the step by force, within the given seconds and a little.
+
+        srun answers SIGTERM by SIGKILL for its tasks on all hosts that it reaches; while a host of the step is dead it
+        does not return by itself, so after the deadline it is killed.
+        """
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(patience_s)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+
+class Steps:
+    """Starts the steps of one job.
+
+    Args:
+        job: the job.
+        site: for srun's MPI type and extra arguments.
+        environment: what the steps inherit.
+    """
+
+    def __init__(self, job: Job, site: SiteConfig, environment: Mapping[str, str]) -> None:
+        self._job = job
+        self._site = site
+        # A step is described by its arguments alone: what the batch job's own options left here would change it.
+        self._environment = {name: value for name, value in environment.items() if name not in _BATCH_ONLY}
+
+    def program(
+        self,
+        argv: Sequence[str],
+        hosts: Sequence[str],
+        *,
+        tasks_per_node: int,
+        environment: Mapping[str, str],
+        hostfile: Path,
+    ) -> Step:
+        """Start the program: `tasks_per_node` ranks a host, in the order of `hosts`.
+
+        Args:
+            hostfile: where the order of hosts is written for srun.
+        """
+        hostfile.write_text("".join(f"{host}\n" * tasks_per_node for host in hosts))
+        master = {"MASTER_ADDR": hosts[0], "MASTER_PORT": str(_free_port())}
+        arguments = [
+            f"--nodes={len(hosts)}",
+            f"--ntasks={len(hosts) * tasks_per_node}",
+            "--distribution=arbitrary",
+            "--kill-on-bad-exit=1",
+            "--job-name=program",
+            *(["--label"] if len(hosts) * tasks_per_node > 1 else []),
+            *self._site.srun,
+        ]
+        interface = {"GLOO_SOCKET_IFNAME": self._site.interface, "NCCL_SOCKET_IFNAME": self._site.interface}
+        return self._start(
+            arguments,
+            ["bash", "-c", _TASK, "transom-task", *argv],
+            {
+                **(interface if self._site.interface else {}),
+                **master,
+                "LOCAL_WORLD_SIZE": str(tasks_per_node),
+                "SLURM_HOSTFILE": str(hostfile),
+                **environment,
+            },
+        )
+
+    def sidecar(self, argv: Sequence[str], hosts: Sequence[str], environment: Mapping[str, str]) -> Step:
+        """Start the sidecar: one MPI rank a host; what it prints can be read from the step."""
+        arguments = [*_one_each(hosts), "--kill-on-bad-exit=0", "--gres=none", "--job-name=sidecar"]
+        return self._start(arguments, argv, environment, capture=True)
+
+    def clean(self, hosts: Sequence[str], patience_s: float = 8.0) -> None:
+        """Remove the job's folder in the shared memory of each host; hosts that don't answer in time are left."""
+        arguments = [*_one_each(hosts), "--kill-on-bad-exit=0", "--gres=none", "--job-name=clean", "--mpi=none"]
+        step = self._start(arguments, ["rm", "-rf", str(self._job.shm)], {})
+        try:
+            step._process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            pass
+        step.end(1.0)
+
+    def _start(
+        self, arguments: Sequence[str], argv: Sequence[str], environment: Mapping[str, str], *, capture: bool = False
+    ) -> Step:
+        mpi = [] if any(argument.startswith("--mpi=") for argument in arguments) else [f"--mpi={self._site.mpi}"]
+        command = ["srun", "--overlap", "--no-kill", "--unbuffered", "--input=none", "--mem=0", *mpi, *arguments, *argv]
+        process = subprocess.Popen(
+            command,
+            env={**self._environment, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE if capture else None,
+            text=True,
+            errors="replace",
+        )
+        return Step(process)
+
+
+_BATCH_ONLY = frozenset(
+    {
+        "SLURM_NTASKS",
+        "SLURM_NPROCS",
+        "SLURM_NTASKS_PER_NODE",
+        "SLURM_TASKS_PER_NODE",
+        "SLURM_NNODES",
+        "SLURM_DISTRIBUTION",
+        "SLURM_MEM_PER_NODE",
+        "SLURM_MEM_PER_CPU",
+        "SLURM_HOSTFILE",
+    }
+)
+
+
+def _one_each(hosts: Sequence[str]) -> list[str]:
+    return [f"--nodes={len(hosts)}", f"--ntasks={len(hosts)}", "--ntasks-per-node=1", f"--nodelist={','.join(hosts)}"]
+
+
+def _free_port() -> int:
+    # The first rank runs on this host, so a port that is free here now is most likely free in a second.
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port: int = probe.getsockname()[1]
+        return port
