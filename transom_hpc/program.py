@@ -1,0 +1,217 @@
+"""What a training program imports: the checkpointer, with the heartbeat and the answer to a stop request."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+from transom_hpc import ckpt
+from transom_hpc.agreement import Agreement, find_agreement
+from transom_hpc.base.errors import UsageError
+from transom_hpc.monitors.heartbeat import HeartbeatWriter
+from transom_hpc.tol.phases import EXIT_STOPPED
+
+
+class Checkpointer(ckpt.Checkpointer):
+    """Saves and restores a program's state, tells the run that the program is alive, and leaves when it is asked to.
+
+    All ranks construct one, with the same arguments but the rank, and make the same calls in the same order.
+
+    Args:
+        directory: folder of the checkpoints, on a file system that all ranks share.
+        rank: this process's rank, from 0.
+        world_size: how many ranks there are.
+        keep: how many committed checkpoints are kept.
+        every: steps between two saves.
+        options: as for transom_hpc.ckpt.Checkpointer.
+
+    Raises:
+        UsageError: an argument, or what the environment says of the rank, is wrong.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        rank: int = 0,
+        world_size: int = 1,
+        keep: int = 3,
+        every: int = 100,
+        **options: Any,
+    ) -> None:
+        super().__init__(directory, rank, world_size, keep, every, **options)
+        self._heartbeat: HeartbeatWriter | None = None
+        self._stop_file: Path | None = None
+        self._stop_signals: tuple[int, ...] = ()
+        self._stop_asked = False
+        self._agreement: Agreement | None = None
+        self._agreement_sought = False
+
+    @classmethod
+    def from_env(cls, **options: Any) -> Checkpointer:
+        """A checkpointer for the job that this process runs in; without a job, one for `options`.
+
+        The launcher's environment says where the run directory is, which attempt this is, and how often to save; RANK
+        and WORLD_SIZE (or Slurm's, or Open MPI's, names for them) say which rank. An argument beats the environment.
+
+        Args:
+            options: as for Checkpointer; `directory` is needed only without a job.
+
+        Raises:
+            UsageError: there is neither a job nor a directory.
+        """
+        environment = os.environ
+        rank, world_size = rank_of(environment)
+        values: dict[str, Any] = {"rank": rank, "world_size": world_size}
+        run = environment.get("TRANSOM_RUN_DIR")
+        if run:
+            values |= {
+                "directory": Path(run) / "checkpoints",
+                "attempt": environment.get("TRANSOM_ATTEMPT"),
+                "every": int(environment.get("TRANSOM_SAVE_EVERY", "100")),
+                "keep": int(environment.get("TRANSOM_KEEP", "3")),
+            }
+        shm = environment.get("TRANSOM_SHM")
+        if shm:
+            values["shm"] = Path(shm)
+        values |= options
+        if "directory" not in values:
+            raise UsageError(
+                "not inside a run: start the program with transom submit, or give Checkpointer.from_env(directory=...)"
+            )
+        checkpointer = cls(**values)
+        if shm and run:
+            checkpointer._join_run(Path(shm), environment)
+        return checkpointer
+
+    def _join_run(self, shm: Path, environment: Mapping[str, str]) -> None:
+        attempt = environment.get("TRANSOM_ATTEMPT", "")
+        shm.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._heartbeat = HeartbeatWriter(shm / f"beat-{self.rank:06d}", self.rank, attempt)
+        self._stop_file = shm / "stop"
+        self._stop_signals = (getattr(signal, f"SIG{environment.get('TRANSOM_SIGNAL', 'USR1')}"), signal.SIGTERM)
+        try:
+            for number in self._stop_signals:
+                signal.signal(number, self._on_signal)
+        except ValueError:  # not the main thread: the stop file still works
+            self._stop_signals = ()
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        self._stop_asked = True  # nothing else: a signal may come in the middle of an update
+
+    def restore(self, state: Any, strict: bool = True) -> int:
+        """Fill the state from the newest checkpoint that every rank can have; see transom_hpc.ckpt.Checkpointer.restore.
+
+        All ranks must call it.
+        """
+        self._say("restoring")
+        step = super().restore(state, strict)
+        self._say("training")
+        return step
+
+    def step(self, step: int, state: Any, **metrics: float) -> None:
+        """Tell the run that a step is done; save when a save is due; leave when the run is asked to stop.
+
+        All ranks must call it, after each step.
+
+        Args:
+            step: how many steps are done.
+            state: what restore was given.
+            metrics: figures of this step; `loss` is shown in the status.
+
+        Raises:
+            SystemExit: with status 75, after a checkpoint of this step was committed, when the run was asked to stop.
+            SaveError: an earlier save failed, by the policy of `on_save_error`.
+        """
+        if not self._agreement_sought:
+            self._agreement_sought = True
+            self._agreement = find_agreement(self.world_size)
+            if self._agreement is None and self._stop_file is not None:
+                warnings.warn(
+                    "the ranks have no common torch.distributed or mpi4py: a request to stop can't be agreed on, "
+                    "so the run goes on from its last checkpoint instead of saving first",
+                    stacklevel=2,
+                )
+        self._check_signals()
+        stop = self._agreement is not None and bool(self._agreement.exchange(int(self._wanted())))
+        before = time.monotonic()
+        if stop:
+            self._leave(step, state)
+        super().step(step, state, **metrics)
+        if self._heartbeat is not None:
+            stall_s = time.monotonic() - before
+            loss = metrics.get("loss")
+            self._heartbeat.beat(
+                step, loss=None if loss is None else float(loss), saved_step=self.last_committed, stall_s=stall_s
+            )
+
+    def _wanted(self) -> bool:
+        return self._stop_asked or (self._stop_file is not None and self._stop_file.exists())
+
+    def _check_signals(self) -> None:
+        for number in self._stop_signals:
+            if signal.getsignal(number) != self._on_signal:
+                self._stop_signals = ()
+                warnings.warn(
+                    f"{signal.Signals(number).name} is handled by somebody else now, so a signal from Slurm no longer "
+                    "asks this program to save; choose another with `signal` in the site config",
+                    stacklevel=3,
+                )
+                return
+
+    def _leave(self, step: int, state: Any) -> None:
+        self._say("stopping")
+        self.save(step, state, block=True)
+        if self.rank == 0:
+            print(f"transom: asked to stop: saved step {step} and left", file=sys.stderr, flush=True)
+        self.close()
+        sys.exit(EXIT_STOPPED)
+
+    def _say(self, phase: str) -> None:
+        if self._heartbeat is not None:
+            self._heartbeat.phase(phase)
+
+    def close(self) -> None:
+        """Wait for the save under way and let go of everything. All ranks must call it."""
+        super().close()
+        if self._agreement is not None:
+            self._agreement.close()
+            self._agreement = None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:  # the other ranks may be gone: wait for nobody
+            super().close()
+
+
+def rank_of(environment: Mapping[str, str]) -> tuple[int, int]:
+    """This process's rank and the world size, by the names that the launcher, torchrun, Slurm and Open MPI use.
+
+    Returns:
+        (rank, world size); (0, 1) where nothing says otherwise.
+
+    Raises:
+        UsageError: the environment contradicts itself.
+    """
+    names = [("RANK", "WORLD_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")]
+    if "SLURM_PROCID" in environment and environment.get("SLURM_STEP_ID", "").isdigit():
+        names.append(("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"))
+    for rank_name, size_name in names:
+        if rank_name in environment and size_name in environment:
+            try:
+                rank, size = int(environment[rank_name]), int(environment[size_name])
+            except ValueError:
+                raise UsageError(f"{rank_name} and {size_name} must be whole numbers") from None
+            if not 0 <= rank < size:
+                raise UsageError(f"{rank_name}={rank} does not fit {size_name}={size}")
+            return rank, size
+    return 0, 1
