@@ -85,6 +85,8 @@ class Launcher:
         self._sidecar_retry_at: float | None = None
         self._deadline: float | None = None
         self._written_progress = float("-inf")
+        self.finish = phases.Finish(phases.Ending.LEFT, "not started", 1)
+        """How the work ended; set by run."""
 
     def run(self) -> int:
         """Supervise to the end.
@@ -424,6 +426,7 @@ class Launcher:
         self._steps.clean(hosts)
 
     def _close(self, finish: phases.Finish) -> int:
+        self.finish = finish
         self._end()
         if finish.ending is not phases.Ending.LEFT:
             self._clean()

@@ -1,0 +1,137 @@
+"""submit, render and launch."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from transom_hpc.base.errors import UsageError
+from transom_hpc.tol.spec import JobSpec, Submitted
+
+_HELP = {
+    "nodes": "Nodes that the program runs on.",
+    "spares": "Nodes that stand by, for when one fails.",
+    "tasks_per_node": "Program processes a node.",
+    "time": "Time limit, as for sbatch (2:00:00).",
+    "name": "Job name.",
+    "site": "Site config: a name or a path.",
+    "cpus_per_task": "Processors a task.",
+    "gpus_per_node": "GPUs a node.",
+    "mem": "Memory a node, as for sbatch.",
+    "partition": "Partition.",
+    "account": "Account.",
+    "qos": "Quality of service.",
+    "constraint": "Node features, as for sbatch.",
+    "exclude": "Hosts never to run on.",
+    "run_dir": "Run directory; an old one goes on from its checkpoint.",
+    "save_every": "Steps between checkpoints.",
+    "keep": "Checkpoints to keep.",
+    "start_deadline_s": "Seconds until the first step.",
+    "hang_after_s": "Seconds without a step that mean a hang.",
+    "local": "Run here, without Slurm, for debugging.",
+}
+
+
+def _spec_options(command: Any) -> Any:
+    types: dict[str, Any] = {"int": int, "int | None": int, "float": float, "float | None": float}
+    for field in reversed(dataclasses.fields(JobSpec)):
+        flag = "--" + field.name.removesuffix("_s").replace("_", "-")
+        if field.name == "local":
+            option = click.option(flag, field.name, is_flag=True, help=_HELP[field.name])
+        else:
+            default = field.default
+            shown = default not in (None, "")
+            option = click.option(
+                flag,
+                field.name,
+                type=types.get(str(field.type), str),
+                default=default,
+                show_default=shown,
+                help=_HELP[field.name],
+            )
+        command = option(command)
+    return click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)(command)
+
+
+_CONTEXT = {"ignore_unknown_options": False, "allow_interspersed_args": False}
+
+
+@click.command(context_settings=_CONTEXT)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@_spec_options
+def submit(program: tuple[str, ...], as_json: bool, **values: Any) -> None:
+    """Submit PROGRAM as a fault-tolerant job.
+
+    Example: transom submit --nodes 4 --spares 1 --time 2:00:00 -- python train.py
+    """
+    spec = JobSpec(**values)
+    from transom_hpc.submit import submit as send
+
+    run = send(spec, program[0], *program[1:])
+    assert run.job is not None
+    if as_json:
+        click.echo(json.dumps({"job_id": run.job.job_id, "run_dir": str(run.path)}))
+        return
+    click.echo(f"job {run.job.job_id}, run directory {run.path}")
+    if not spec.local:
+        click.echo(f"watch it with: transom status {run.job.job_id} --watch")
+
+
+@click.command(context_settings=_CONTEXT)
+@_spec_options
+def render(program: tuple[str, ...], **values: Any) -> None:
+    """Print the batch script that submit would use for PROGRAM."""
+    from transom_hpc.submit import render as text
+
+    click.echo(text(JobSpec(**values), program))
+
+
+@click.command(context_settings=_CONTEXT)
+@click.option("--run-dir", help="Run directory. Default: transom-runs/JOBID where sbatch was called.")
+@click.option("--spares", type=int, default=0, show_default=True, help="How many of the job's nodes stand by.")
+@click.option("--tasks-per-node", type=int, default=1, show_default=True, help="Program processes a node.")
+@click.option("--site", default="default", show_default=True, help="Site config: a name or a path.")
+@click.option("--save-every", type=int, default=100, show_default=True, help="Steps between checkpoints.")
+@click.option("--keep", type=int, default=3, show_default=True, help="Checkpoints to keep.")
+@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
+def launch(program: tuple[str, ...], run_dir: str | None, spares: int, site: str, **values: int) -> None:
+    """Supervise PROGRAM inside a Slurm job; batch scripts call this.
+
+    Options other than --run-dir count only where the job was not submitted with transom submit.
+    """
+    from transom_hpc.slurm.commands import SlurmCommands
+    from transom_hpc.slurm.site import load_site
+    from transom_hpc.tol.launcher import Launcher, job_of
+    from transom_hpc.tol.result import write_result
+    from transom_hpc.tol.rundir import RunDir, register
+
+    job = job_of(os.environ)
+    where = run_dir or os.path.join(os.environ.get("SLURM_SUBMIT_DIR", "."), "transom-runs", str(job.job_id))
+    run = RunDir(Path(where).absolute())
+    if run.spec.exists():
+        submitted = run.submitted()
+    else:
+        if spares >= len(job.hosts):
+            raise UsageError(f"{spares} spares of {len(job.hosts)} nodes leave none for the program")
+        spec = JobSpec(nodes=len(job.hosts) - spares, spares=spares, site=site, run_dir=str(run.path), **values)
+        submitted = Submitted(spec, program, str(Path.cwd()), job_id=str(job.job_id))
+        run.create()
+        run.write(submitted)
+        register(run)
+    launcher = Launcher(
+        run,
+        dataclasses.replace(submitted, program=submitted.program or program),
+        job,
+        load_site(submitted.spec.site),
+        SlurmCommands(ignore_term=True),
+        os.environ,
+    )
+    code = launcher.run()
+    if submitted.submitit and submitted.program:
+        write_result(submitted, job.job_id, launcher.finish)
+    raise SystemExit(code)
