@@ -68,13 +68,13 @@ def load_run(path: str | os.PathLike[str]) -> Run:
     Raises:
         RunDirError: there is no run directory at that path.
     """
-    run = RunDir(Path(path).absolute())
+    run = RunDir.at(path)
     if not run.path.is_dir():
         raise RunDirError(f"no run directory at {path}", path=run.path)
     submitted = run.submitted()
     job = None
     if submitted.submitit and submitted.job_id:
-        from transom_hpc.submission import TransomJob
+        from transom_hpc.executor import TransomJob
 
         tasks = range(submitted.spec.nodes * submitted.spec.tasks_per_node if not submitted.program else 1)
         job = TransomJob(folder=submitted.submitit, job_id=submitted.job_id, tasks=list(tasks))

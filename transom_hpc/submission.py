@@ -1,138 +1,190 @@
-"""submitit's executor, told to start our launcher: the one place that knows how submitit works inside."""
+"""Submission: from a job spec and a program to a job and its run directory."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
-import shlex
-import subprocess
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import shutil
+import socket
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
-import submitit
-
-from transom_hpc.base.errors import SlurmRefused
-from transom_hpc.slurm.site import SiteConfig
-from transom_hpc.tol.rundir import RunDir
-from transom_hpc.tol.spec import JobSpec
-
-# What a job leaves in its children and would change the meaning of an sbatch called from inside it.
-_FROM_A_JOB = ("SLURM_", "SBATCH_", "SRUN_", "PMIX_", "PMI_", "OMPI_", "TRANSOM_")
-_KEPT = frozenset({"SLURM_CONF"})
+from transom_hpc.base.errors import SlurmMissing, SpecError
+from transom_hpc.run import Run
+from transom_hpc.slurm.commands import SlurmCommands
+from transom_hpc.slurm.site import SiteConfig, load_site
+from transom_hpc.tol.history import fold
+from transom_hpc.tol.rundir import RunDir, register
+from transom_hpc.tol.spec import JobSpec, Submitted
 
 
-class TransomJob(submitit.SlurmJob[Any]):
-    """submitit's job; with several ranks, `result()` is rank 0's and `results()` has them all."""
-
-    def result(self) -> Any:
-        return self.results()[0]
-
-
-class LauncherExecutor(submitit.SlurmExecutor):
-    """Submits jobs whose batch script is our launcher.
+def submit(spec: JobSpec, program: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Run:
+    """Submit a program, or a Python function, as a fault-tolerant job.
 
     Args:
-        run: the run directory; submitit's files go to its logs.
-        spec: what to submit.
-        site: the site config.
-        ranks: how many results the job leaves: one a rank for a function, one for a command.
-        cwd: folder that the program runs in.
-        comment: the unique mark that the job carries in Slurm.
-    """
+        spec: nodes, spares, time and the rest.
+        program: a command, or a function that every rank calls.
+        args: the command's arguments, or the function's.
+        kwargs: the function's named arguments.
 
-    job_class = TransomJob
-
-    def __init__(self, run: RunDir, spec: JobSpec, site: SiteConfig, ranks: int, cwd: str, comment: str) -> None:
-        # -P: a file of the user's that is called like a standard module must not replace it in the launcher.
-        launcher = [sys.executable, "-P", "-m", "transom_hpc", "launch", f"--run-dir={run.path}", "--", sys.executable]
-        # exec: the launcher takes the place of the batch shell, so signals for that shell reach it.
-        super().__init__(folder=run.logs, python="exec " + shlex.join(launcher))
-        self._ranks = ranks
-        parameters = {
-            "job_name": spec.name,
-            "nodes": spec.nodes + spec.spares,
-            "ntasks_per_node": spec.tasks_per_node,
-            "cpus_per_task": spec.cpus_per_task,
-            "gpus_per_node": spec.gpus_per_node,
-            "mem": spec.mem,
-            "partition": spec.partition or site.partition,
-            "account": spec.account or site.account,
-            "qos": spec.qos or site.qos,
-            "constraint": spec.constraint or site.constraint,
-            "exclude": spec.exclude or None,
-            "comment": comment,
-            "use_srun": False,
-            "stderr_to_stdout": True,
-            "setup": [*site.setup, *(f"export {name}={shlex.quote(value)}" for name, value in site.env.items())],
-            "additional_parameters": {
-                "requeue": True,
-                "no-kill": True,
-                "signal": f"B:{site.signal}@{site.signal_lead_s}",
-                "chdir": cwd,
-                **({"time": spec.time} if spec.time else {}),
-                **site.sbatch,
-            },
-        }
-        self.parameters = {name: value for name, value in parameters.items() if value is not None}
-
-    def _num_tasks(self) -> int:
-        return self._ranks
-
-    def _make_submission_file_text(self, command: str, uid: str) -> str:
-        # submitit always asks for five minutes and a workload key of its own; we leave both to the site.
-        unwanted = ["#SBATCH --wckey="] + ([] if "time" in self.parameters["additional_parameters"] else ["#SBATCH --time="])
-        text: str = super()._make_submission_file_text(command, uid)
-        return "\n".join(line for line in text.split("\n") if not line.startswith(tuple(unwanted)))
-
-    def script(self) -> str:
-        """The batch script that submit would hand to sbatch."""
-        return self._make_submission_file_text(self._submitit_command_str, "")
-
-    def send(self, function: Any, *args: Any, **kwargs: Any) -> submitit.Job[Any]:
-        """Submit, from a clean environment.
-
-        Raises:
-            SlurmRefused: sbatch said no; the error has its words.
-        """
-        with _outside_of_jobs():
-            try:
-                return self.submit(function, *args, **kwargs)
-            except submitit.core.utils.FailedJobError as error:
-                answer = " ".join(str(error).replace("sbatch: error:", "").split())
-                raise SlurmRefused(f"sbatch refused the job: {answer}", command="sbatch", answer=answer) from error
-            except submitit.core.utils.FailedSubmissionError as error:
-                raise SlurmRefused(f"sbatch gave no job id: {error}", command="sbatch", answer=str(error)) from error
-
-
-@contextmanager
-def _outside_of_jobs() -> Iterator[None]:
-    hidden = {name: value for name, value in os.environ.items() if name.startswith(_FROM_A_JOB) and name not in _KEPT}
-    for name in hidden:
-        del os.environ[name]
-    try:
-        yield
-    finally:
-        os.environ.update(hidden)
-
-
-def run_command(argv: Sequence[str], cwd: str) -> int:
-    """What is pickled for a command. The launcher starts the command itself and leaves this aside.
+    Returns:
+        The run. `run.job` is a submitit job: `state`, `cancel()`; `result()` waits for what rank 0's function returned,
+        or for the command's exit status.
 
     Raises:
-        subprocess.CalledProcessError: it ended with another status than 0.
+        SpecError: the spec or the program can't be run; nothing was submitted.
+        SiteError: the site config has a wrong key or value.
+        RunDirError: the run directory can't be used.
+        SlurmMissing, SlurmRefused, SlurmUnreachable: as their names say.
     """
-    return subprocess.run(argv, cwd=cwd, check=True).returncode
-
-
-def run_locally(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], environment: Mapping[str, str]) -> Any:
-    """What is pickled for a local run: a task of submitit's local executor, with the names that a rank expects."""
-    task = submitit.JobEnvironment()
-    os.environ.update(environment)
-    os.environ.update(
-        RANK=str(task.global_rank),
-        WORLD_SIZE=str(task.num_tasks),
-        LOCAL_RANK=str(task.local_rank),
-        LOCAL_WORLD_SIZE=str(task.num_tasks),
+    site = load_site(spec.site)
+    command = _command(program, args, kwargs)
+    if not spec.local:
+        _check_slurm(spec, site)
+    run = RunDir(_run_path(spec))
+    if run.spec.exists():
+        _refuse_second_job(run)
+    run.create()
+    mark = f"transom:{uuid.uuid4().hex[:12]}"
+    cwd = str(Path.cwd())
+    submitted = Submitted(
+        spec, tuple(command), cwd, submitit=str(run.logs), comment=mark, version=version("transom-hpc")
     )
-    return function(*args, **kwargs)
+    run.write(submitted)
+    register(run)
+    job = (_send_local if spec.local else _send)(run, submitted, site, program, args, kwargs)
+    run.write(dataclasses.replace(submitted, job_id=job.job_id))
+    return Run(run.path, spec, job)
+
+
+def render(spec: JobSpec, program: Sequence[str]) -> str:
+    """The batch script that submit would use, as text. Nothing is written or submitted.
+
+    Args:
+        spec: as for submit.
+        program: the command and its arguments.
+
+    Raises:
+        SpecError, SiteError, SlurmMissing: as for submit.
+    """
+    site = load_site(spec.site)
+    _command(program[0], program[1:], {})
+    from transom_hpc.executor import LauncherExecutor
+
+    if shutil.which("srun") is None:
+        raise SlurmMissing(_NO_SLURM, command="srun")
+    return LauncherExecutor(RunDir(_run_path(spec)), spec, site, 1, str(Path.cwd()), "transom:ID").script()
+
+
+_NO_SLURM = "no Slurm on this machine: log in to a cluster's login node, or start one here with `transom lab up`"
+
+
+def _command(program: str | Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> list[str]:
+    if not isinstance(program, (str, os.PathLike)):
+        if not callable(program):
+            raise SpecError(f"neither a command nor a function: {program!r}", field="program")
+        return []
+    if kwargs:
+        raise SpecError("named arguments are for functions, not for commands", field="program")
+    argv = [os.fspath(program), *(os.fspath(arg) if isinstance(arg, os.PathLike) else str(arg) for arg in args)]
+    if shutil.which(argv[0]) is None:
+        raise SpecError(f"no such program: {argv[0]!r} is not on PATH, nor an executable file", field="program")
+    name = Path(argv[0]).name
+    if name.startswith("python"):
+        script = next((arg for arg in argv[1:] if not arg.startswith("-")), None)
+        named = script is not None and argv[1] == script and script.endswith(".py")
+        if named and script is not None and not Path(script).is_file():
+            raise SpecError(f"no such program: there is no file {script!r} in {Path.cwd()}", field="program")
+    return argv
+
+
+def _check_slurm(spec: JobSpec, site: SiteConfig) -> None:
+    if shutil.which("sbatch") is None:
+        raise SlurmMissing(_NO_SLURM, command="sbatch")
+    partition = spec.partition or site.partition
+    if partition is None:
+        return
+    known = SlurmCommands().partitions()
+    unknown = [name for name in partition.split(",") if name not in known]
+    if unknown:
+        raise SpecError(f"no partition {unknown[0]!r} here; there are {', '.join(sorted(known))}", field="partition")
+
+
+def _run_path(spec: JobSpec) -> Path:
+    if spec.run_dir is not None:
+        return Path(spec.run_dir).expanduser().absolute()
+    stamp = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
+    return Path.cwd() / "transom-runs" / f"{spec.name}-{stamp}"
+
+
+def _refuse_second_job(run: RunDir) -> None:
+    history = fold(run.entries())
+    job_id = run.submitted().job_id or (history.job_ids[-1] if history.job_ids else "")
+    if not job_id.isdigit() or run.submitted().spec.local:
+        return
+    rows = SlurmCommands().queue([int(job_id)])
+    if any(row.state in ("running", "waiting", "held") for row in rows):
+        raise SpecError(
+            f"job {job_id} uses the run directory {run.path} already: cancel it (scancel {job_id}) or choose another",
+            field="run_dir",
+        )
+
+
+def _send(
+    run: RunDir,
+    submitted: Submitted,
+    site: SiteConfig,
+    program: str | Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+) -> Any:
+    from transom_hpc.executor import LauncherExecutor, run_command
+
+    spec = submitted.spec
+    ranks = 1 if submitted.program else spec.nodes * spec.tasks_per_node
+    executor = LauncherExecutor(run, spec, site, ranks, submitted.cwd, submitted.comment)
+    if submitted.program:
+        return executor.send(run_command, submitted.program, submitted.cwd)
+    return executor.send(program, *args, **kwargs)
+
+
+def _send_local(
+    run: RunDir,
+    submitted: Submitted,
+    site: SiteConfig,
+    program: str | Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+) -> Any:
+    import submitit
+
+    from transom_hpc.executor import run_command, run_locally
+
+    executor = submitit.LocalExecutor(folder=run.logs)
+    executor.update_parameters(tasks_per_node=submitted.spec.tasks_per_node, timeout_min=60 * 24 * 365)
+    environment = {
+        **site.env,
+        "TRANSOM_RUN_DIR": str(run.path),
+        "TRANSOM_ATTEMPT": f"A{int(time.time())}-L01",
+        "TRANSOM_SAVE_EVERY": str(submitted.spec.save_every),
+        "TRANSOM_KEEP": str(submitted.spec.keep),
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": str(_free_port()),
+    }
+    if submitted.program:
+        return executor.submit(run_locally, run_command, (submitted.program, submitted.cwd), {}, environment)
+    return executor.submit(run_locally, program, args, kwargs, environment)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+

@@ -70,7 +70,7 @@ def submit(program: tuple[str, ...], as_json: bool, **values: Any) -> None:
     Example: transom submit --nodes 4 --spares 1 --time 2:00:00 -- python train.py
     """
     spec = JobSpec(**values)
-    from transom_hpc.submit import submit as send
+    from transom_hpc.submission import submit as send
 
     run = send(spec, program[0], *program[1:])
     assert run.job is not None
@@ -86,7 +86,7 @@ def submit(program: tuple[str, ...], as_json: bool, **values: Any) -> None:
 @_spec_options
 def render(program: tuple[str, ...], **values: Any) -> None:
     """Print the batch script that submit would use for PROGRAM."""
-    from transom_hpc.submit import render as text
+    from transom_hpc.submission import render as text
 
     click.echo(text(JobSpec(**values), program))
 
@@ -112,7 +112,7 @@ def launch(program: tuple[str, ...], run_dir: str | None, spares: int, site: str
 
     job = job_of(os.environ)
     where = run_dir or os.path.join(os.environ.get("SLURM_SUBMIT_DIR", "."), "transom-runs", str(job.job_id))
-    run = RunDir(Path(where).absolute())
+    run = RunDir.at(where)
     if run.spec.exists():
         submitted = run.submitted()
     else:

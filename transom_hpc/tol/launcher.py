@@ -272,7 +272,7 @@ class Launcher:
                 return self._progress(message, now)
             case verdict.Verdict(cause="isolated"):
                 return [phases.Isolated(message.evidence)]
-            case verdict.Verdict(cause="silent"):
+            case verdict.Verdict(cause="silent" | "missing"):
                 return [phases.HostBad(message.host, Cause.HOST_SILENT, message.evidence, self._committed())]
         if self._hang.hung(now):
             return [self._hung(now)]

@@ -28,6 +28,11 @@ class RunDir:
 
     path: Path
 
+    @classmethod
+    def at(cls, path: str | os.PathLike[str]) -> RunDir:
+        """The run directory at a path, made absolute; `~` is the user's home."""
+        return cls(Path(path).expanduser().absolute())
+
     @property
     def spec(self) -> Path:
         """spec.json: what was submitted."""

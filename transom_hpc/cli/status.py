@@ -1,0 +1,230 @@
+"""status: what runs do, as a table, a screen or JSON."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import click
+
+from transom_hpc.slurm.commands import SlurmCommands
+from transom_hpc.slurm.hosts import fold_hosts
+from transom_hpc.slurm.states import JobState
+from transom_hpc.status import RunStatus, collect, find
+
+_SHOWN = 20
+_EVERY_S = 2.0
+_CODES = {"ended badly": 3, "held": 4, "unknown": 5}
+
+
+@click.command()
+@click.argument("target", required=False, metavar="[RUN|JOBID]")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--watch", is_flag=True, help="Show it anew every two seconds, until Ctrl-C or the run's end.")
+def status(target: str | None, as_json: bool, watch: bool) -> None:
+    """Show what a run does, and why; without an argument, all your runs.
+
+    Exit status for one run: 0 it waits, runs or has ended well; 3 ended badly; 4 held; 5 not known.
+    """
+    slurm = SlurmCommands()
+    found = find(target)
+    if target is None:
+        found = found[:_SHOWN]
+    if as_json:
+        statuses = collect(found, slurm)
+        facts = [_facts(item) for item in statuses]
+        click.echo(json.dumps(facts[0] if target is not None else facts, indent=2))
+    elif watch:
+        statuses = _watch(found, target is not None)
+    else:
+        statuses = collect(found, slurm)
+        _print(statuses, target is not None)
+    if target is not None:
+        raise SystemExit(exit_code(statuses[0]))
+
+
+def exit_code(item: RunStatus) -> int:
+    """The exit status that tells scripts how a run is."""
+    phase = item.phase
+    if phase == "ended badly" or (item.job.state is JobState.ENDED_BADLY and phase != "ended well"):
+        return 3
+    if item.job.state is JobState.HELD:
+        return 4
+    return 5 if item.job.state is JobState.UNKNOWN and phase not in ("ended well",) else 0
+
+
+def _watch(found: Any, single: bool) -> list[RunStatus]:
+    from rich.live import Live
+
+    slurm = SlurmCommands()
+    statuses = collect(found, slurm)
+    try:
+        with Live(_renderable(statuses, single), auto_refresh=False) as live:
+            while not (single and statuses[0].phase in ("ended well", "ended badly", "left")):
+                time.sleep(_EVERY_S)
+                statuses = collect(found, slurm)
+                live.update(_renderable(statuses, single), refresh=True)
+    except KeyboardInterrupt:
+        pass
+    return statuses
+
+
+def _print(statuses: list[RunStatus], single: bool) -> None:
+    from rich.console import Console
+
+    if not statuses:
+        click.echo("no runs yet: transom submit starts one; transom status RUN shows one that somebody else started")
+        return
+    console = Console(highlight=False, soft_wrap=False)
+    console.print(_renderable(statuses, single))
+
+
+def _renderable(statuses: list[RunStatus], single: bool) -> Any:
+    return _screen(statuses[0]) if single else _table(statuses)
+
+
+_COLOURS = {"running": "green", "ended well": "green", "ended badly": "red", "held": "yellow", "unknown": "yellow"}
+
+
+def _coloured(phase: str) -> Any:
+    from rich.text import Text
+
+    return Text(phase, style=_COLOURS.get(phase, "cyan"))
+
+
+def _table(statuses: list[RunStatus]) -> Any:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold", width=None)
+    for name in ("JOB", "RUN", "PHASE"):
+        table.add_column(name, overflow="fold")
+    for name in ("STEP", "SAVED", "RESTARTS"):
+        table.add_column(name, justify="right")
+    for item in statuses:
+        table.add_row(
+            item.job_id or "-",
+            item.run.path.name,
+            _coloured(item.phase),
+            str(item.history.step),
+            str(item.committed or "-"),
+            str(len(item.restarts)),
+        )
+    return table
+
+
+def _screen(item: RunStatus) -> Any:
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    history = item.history
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    grid.add_row("run", Text(str(item.run.path)))
+    slurm_word = f" ({item.job.text}{', ' + item.job.reason if item.job.reason not in ('', 'None') else ''})"
+    grid.add_row("job", f"{item.job_id or '-'} {item.job.state}{slurm_word if item.job.text else ''}")
+    grid.add_row("phase", _coloured(item.phase))
+    if history.hosts:
+        spares = f", spare {fold_hosts(history.spares)}" if history.spares else ""
+        grid.add_row("hosts", f"{fold_hosts(history.hosts)}{spares}")
+    rate = f", {history.step_s:.2f} s a step" if history.step_s else ""
+    loss = f", loss {history.loss:.4g}" if history.loss is not None else ""
+    grid.add_row("step", f"{history.step}{rate}{loss}")
+    if item.committed:
+        age = f", {duration(item.committed_age_s)} ago" if item.committed_age_s is not None else ""
+        grid.add_row("checkpoint", f"step {item.committed}{age}")
+    else:
+        grid.add_row("checkpoint", "none yet")
+    steps, seconds = item.at_risk
+    if item.phase not in ("ended well", "ended badly"):
+        grid.add_row("at risk", f"{steps} steps" + (f", {duration(seconds)}" if seconds else ""))
+    parts: list[Any] = [grid]
+    for line in item.advice:
+        parts.append(Text(f"! {line}", style="yellow"))
+    if item.restarts:
+        table = Table(title="Restarts", title_justify="left", box=None, pad_edge=False, header_style="bold")
+        for name in ("ATTEMPT", "CAUSE", "HOST", "FROM", "BACK"):
+            table.add_column(name, no_wrap=True)
+        table.add_column("EVIDENCE", overflow="fold")
+        for facts in item.restarts[-10:]:
+            table.add_row(
+                str(facts.attempt),
+                str(facts.restart.cause),
+                facts.restart.host or "-",
+                f"step {facts.restart.committed}",
+                "-" if facts.back_s is None else duration(facts.back_s),
+                Text(facts.restart.evidence),
+            )
+        parts += [Text(""), table]
+    if item.excluded:
+        table = Table(title="Hosts left out", title_justify="left", box=None, pad_edge=False, header_style="bold")
+        for name in ("HOST", "CAUSE"):
+            table.add_column(name, no_wrap=True)
+        table.add_column("EVIDENCE", overflow="fold")
+        for incident in item.excluded:
+            table.add_row(incident.host, str(incident.cause), Text(incident.evidence))
+        parts += [Text(""), table]
+    return Group(*parts)
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as a person says them: 42 s, 7 min, 3.5 h, 2.1 d."""
+    if seconds is None:
+        return "-"
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    for unit, size in (("min", 60), ("h", 3600)):
+        if seconds < size * 100:
+            value = seconds / size
+            return f"{value:.0f} {unit}" if value >= 10 else f"{value:.1f} {unit}"
+    return f"{seconds / 86400:.1f} d"
+
+
+def _facts(item: RunStatus) -> dict[str, Any]:
+    steps, seconds = item.at_risk
+    history = item.history
+    return {
+        "run_dir": str(item.run.path),
+        "name": item.submitted.spec.name,
+        "job_id": item.job_id,
+        "job_state": str(item.job.state),
+        "slurm_state": item.job.text,
+        "reason": item.job.reason,
+        "phase": item.phase,
+        "attempt": str(history.attempt) if history.attempt else None,
+        "hosts": list(history.hosts),
+        "spares": list(history.spares),
+        "step": history.step,
+        "step_s": history.step_s,
+        "loss": history.loss,
+        "committed": item.committed,
+        "committed_age_s": item.committed_age_s,
+        "at_risk_steps": steps,
+        "at_risk_s": seconds,
+        "restarts": [
+            {
+                "attempt": str(facts.attempt),
+                "time": facts.time,
+                "cause": str(facts.restart.cause),
+                "host": facts.restart.host,
+                "evidence": facts.restart.evidence,
+                "step": facts.step,
+                "committed": facts.restart.committed,
+                "back_s": facts.back_s,
+            }
+            for facts in item.restarts
+        ],
+        "excluded": [
+            {
+                "host": incident.host,
+                "cause": str(incident.cause),
+                "evidence": incident.evidence,
+                "time": incident.when.isoformat(),
+            }
+            for incident in item.excluded
+        ],
+        "ending": None if history.ending is None else {"how": history.ending[0], "why": history.ending[1]},
+        "advice": list(item.advice),
+    }

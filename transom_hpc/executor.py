@@ -1,0 +1,138 @@
+"""submitit's executor, told to start our launcher: the one place that knows how submitit works inside."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import submitit
+
+from transom_hpc.base.errors import SlurmRefused
+from transom_hpc.slurm.site import SiteConfig
+from transom_hpc.tol.rundir import RunDir
+from transom_hpc.tol.spec import JobSpec
+
+# What a job leaves in its children and would change the meaning of an sbatch called from inside it.
+_FROM_A_JOB = ("SLURM_", "SBATCH_", "SRUN_", "PMIX_", "PMI_", "OMPI_", "TRANSOM_")
+_KEPT = frozenset({"SLURM_CONF"})
+
+
+class TransomJob(submitit.SlurmJob[Any]):
+    """submitit's job; with several ranks, `result()` is rank 0's and `results()` has them all."""
+
+    def result(self) -> Any:
+        return self.results()[0]
+
+
+class LauncherExecutor(submitit.SlurmExecutor):
+    """Submits jobs whose batch script is our launcher.
+
+    Args:
+        run: the run directory; submitit's files go to its logs.
+        spec: what to submit.
+        site: the site config.
+        ranks: how many results the job leaves: one a rank for a function, one for a command.
+        cwd: folder that the program runs in.
+        comment: the unique mark that the job carries in Slurm.
+    """
+
+    job_class = TransomJob
+
+    def __init__(self, run: RunDir, spec: JobSpec, site: SiteConfig, ranks: int, cwd: str, comment: str) -> None:
+        # -P: a file of the user's that is called like a standard module must not replace it in the launcher.
+        launcher = [sys.executable, "-P", "-m", "transom_hpc", "launch", f"--run-dir={run.path}", "--", sys.executable]
+        # exec: the launcher takes the place of the batch shell, so signals for that shell reach it.
+        super().__init__(folder=run.logs, python="exec " + shlex.join(launcher))
+        self._ranks = ranks
+        parameters = {
+            "job_name": spec.name,
+            "nodes": spec.nodes + spec.spares,
+            "ntasks_per_node": spec.tasks_per_node,
+            "cpus_per_task": spec.cpus_per_task,
+            "gpus_per_node": spec.gpus_per_node,
+            "mem": spec.mem,
+            "partition": spec.partition or site.partition,
+            "account": spec.account or site.account,
+            "qos": spec.qos or site.qos,
+            "constraint": spec.constraint or site.constraint,
+            "exclude": spec.exclude or None,
+            "comment": comment,
+            "use_srun": False,
+            "stderr_to_stdout": True,
+            "setup": [*site.setup, *(f"export {name}={shlex.quote(value)}" for name, value in site.env.items())],
+            "additional_parameters": {
+                "requeue": True,
+                "no-kill": True,
+                "signal": f"B:{site.signal}@{site.signal_lead_s}",
+                "chdir": cwd,
+                **({"time": spec.time} if spec.time else {}),
+                **site.sbatch,
+            },
+        }
+        self.parameters = {name: value for name, value in parameters.items() if value is not None}
+
+    def _num_tasks(self) -> int:
+        return self._ranks
+
+    def _make_submission_file_text(self, command: str, uid: str) -> str:
+        # submitit always asks for five minutes and a workload key of its own; we leave both to the site.
+        unwanted = ["#SBATCH --wckey="] + ([] if "time" in self.parameters["additional_parameters"] else ["#SBATCH --time="])
+        text: str = super()._make_submission_file_text(command, uid)
+        return "\n".join(line for line in text.split("\n") if not line.startswith(tuple(unwanted)))
+
+    def script(self) -> str:
+        """The batch script that submit would hand to sbatch."""
+        return self._make_submission_file_text(self._submitit_command_str, "")
+
+    def send(self, function: Any, *args: Any, **kwargs: Any) -> submitit.Job[Any]:
+        """Submit, from a clean environment.
+
+        Raises:
+            SlurmRefused: sbatch said no; the error has its words.
+        """
+        with _outside_of_jobs():
+            try:
+                return self.submit(function, *args, **kwargs)
+            except submitit.core.utils.FailedJobError as error:
+                answer = " ".join(str(error).replace("sbatch: error:", "").split())
+                raise SlurmRefused(f"sbatch refused the job: {answer}", command="sbatch", answer=answer) from error
+            except submitit.core.utils.FailedSubmissionError as error:
+                raise SlurmRefused(f"sbatch gave no job id: {error}", command="sbatch", answer=str(error)) from error
+
+
+@contextmanager
+def _outside_of_jobs() -> Iterator[None]:
+    hidden = {name: value for name, value in os.environ.items() if name.startswith(_FROM_A_JOB) and name not in _KEPT}
+    for name in hidden:
+        del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
+
+
+def run_command(argv: Sequence[str], cwd: str) -> int:
+    """What is pickled for a command. The launcher starts the command itself and leaves this aside.
+
+    Raises:
+        subprocess.CalledProcessError: it ended with another status than 0.
+    """
+    return subprocess.run(argv, cwd=cwd, check=True).returncode
+
+
+def run_locally(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], environment: Mapping[str, str]) -> Any:
+    """What is pickled for a local run: a task of submitit's local executor, with the names that a rank expects."""
+    task = submitit.JobEnvironment()
+    os.environ.update(environment)
+    os.environ.update(
+        RANK=str(task.global_rank),
+        WORLD_SIZE=str(task.num_tasks),
+        LOCAL_RANK=str(task.local_rank),
+        LOCAL_WORLD_SIZE=str(task.num_tasks),
+    )
+    return function(*args, **kwargs)
