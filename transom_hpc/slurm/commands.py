@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import threading
@@ -113,7 +114,7 @@ _UNREACHABLE = re.compile(
 )
 _REFUSED = re.compile(
     r"invalid|no longer pending|pending execution|presently disabled|only batch jobs|denied|not permitted"
-    r"|storage is disabled|already comp|node name|not supported|unknown job|no such|duplicate|not running",
+    r"|storage is disabled|already (comp|fin)|node name|not supported|unknown job|no such|duplicate|not running",
     re.IGNORECASE,
 )
 _UNKNOWN_JOB = re.compile(r"invalid job id", re.IGNORECASE)
@@ -343,7 +344,7 @@ def _failure(command: Sequence[str], code: int, answer: str, *, otherwise: type[
 
 
 def _line(command: Sequence[str]) -> str:
-    return " ".join(command)
+    return shlex.join(command)
 
 
 def _numbers(job_ids: Sequence[int]) -> str:

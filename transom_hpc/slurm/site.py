@@ -1,0 +1,115 @@
+"""Site configs: what is particular about one cluster, in a TOML file.
+
+Owns the keys, their types and defaults, and where the files are looked for. Never asks Slurm whether they are right.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import signal as signals
+import tomllib
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from transom_hpc.base.errors import SiteError
+
+_Positive = Annotated[int, msgspec.Meta(ge=1)]
+_NotNegative = Annotated[int, msgspec.Meta(ge=0)]
+_Seconds = Annotated[float, msgspec.Meta(gt=0)]
+_Word = Annotated[str, msgspec.Meta(min_length=1)]
+
+_PACKAGED = Path(__file__).resolve().parents[1] / "site_configs"
+
+
+@dataclass(frozen=True, slots=True)
+class SiteConfig:
+    """What to tell Slurm on this cluster, and what our own parts should know of it."""
+
+    partition: _Word | None = None
+    account: _Word | None = None
+    qos: _Word | None = None
+    constraint: _Word | None = None
+    mpi: _Word = "pmix"
+    """For `srun --mpi`."""
+    signal: str = "USR1"
+    """By which Slurm announces the end of the job's time."""
+    signal_lead_s: _NotNegative = 120
+    """How long before."""
+    interface: _Word | None = None
+    """Network interface for gloo, NCCL and MPI."""
+    setup: list[str] = field(default_factory=list)
+    """Shell lines for the batch script, before anything of ours runs."""
+    env: dict[str, str] = field(default_factory=dict)
+    """Environment of the program."""
+    sbatch: dict[str, str | int | bool] = field(default_factory=dict)
+    """More flags of sbatch, without the dashes; true stands for a flag without a value."""
+    srun: list[str] = field(default_factory=list)
+    """More arguments of srun."""
+    sample_period_s: _Seconds = 2.0
+    """How often a node is looked at."""
+    silent_periods: _Positive = 3
+    """After how many periods without a word a node counts as silent."""
+    staging_bytes: _Positive | None = None
+    """Shared memory of a node that checkpoints may use; None: found out on the node."""
+    stripe_bytes: _Positive = 4096
+    """What the data in checkpoint files is aligned to."""
+    hang_after_s: _Seconds | None = None
+    """After how long without a step the program counts as hung; None: learned from its own pace."""
+
+    def __post_init__(self) -> None:
+        if f"SIG{self.signal.removeprefix('SIG')}" not in signals.Signals.__members__:
+            raise ValueError(f"no signal has the name {self.signal!r}")
+
+
+def load_site(name_or_path: str) -> SiteConfig:
+    """Read a site config.
+
+    Args:
+        name_or_path: a path (it ends in .toml, has a slash, or is a file), or a name, which is looked for as
+            NAME.toml in the current folder, ~/.config/transom/sites, /etc/transom/sites and among those that come
+            with the package; the first one found counts, alone.
+
+    Raises:
+        SiteError: there is none, or it has a wrong key or value.
+    """
+    path = _find(name_or_path)
+    try:
+        found = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SiteError(f"can't read the site config {path}: {error}", path=str(path), key="") from error
+    known = [key.name for key in fields(SiteConfig)]
+    for key in found:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]!r}?" if near else f"the keys are {', '.join(known)}"
+            raise SiteError(f"{path}: there is no key {key!r}: {hint}", path=str(path), key=key)
+    try:
+        return msgspec.convert(found, SiteConfig)
+    except msgspec.ValidationError as error:
+        # "Expected `int`, got `str` - at `$.signal_lead_s`"; a check of our own names its field itself.
+        what, _, where = str(error).partition(" - at ")
+        key = re.sub(r"^`?(key in )?\$\.?|`$", "", where).strip("`") or "signal"
+        raise SiteError(f"{path}: {key}: {what}", path=str(path), key=key) from error
+
+
+def _find(name_or_path: str) -> Path:
+    direct = Path(name_or_path).expanduser()
+    if direct.is_file():
+        return direct
+    if name_or_path.endswith(".toml") or "/" in name_or_path or not name_or_path:
+        raise SiteError(f"there is no site config {name_or_path!r}", path=name_or_path, key="")
+    folders = [Path(), Path.home() / ".config/transom/sites", Path("/etc/transom/sites"), _PACKAGED]
+    for folder in folders:
+        if (path := folder / f"{name_or_path}.toml").is_file():
+            return path
+    there = sorted({path.stem for folder in folders[1:] for path in folder.glob("*.toml")})
+    raise SiteError(
+        f"there is no site config {name_or_path!r}; there are {', '.join(there)}. Looked for {name_or_path}.toml in "
+        + ", ".join(str(folder) for folder in folders),
+        path=name_or_path,
+        key="",
+    )
