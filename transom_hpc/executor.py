@@ -49,6 +49,7 @@ class LauncherExecutor(submitit.SlurmExecutor):
         # exec: the launcher takes the place of the batch shell, so signals for that shell reach it.
         super().__init__(folder=run.logs, python="exec " + shlex.join(launcher))
         self._ranks = ranks
+        self._timed = spec.time is not None or "time" in site.sbatch
         parameters = {
             "job_name": spec.name,
             "nodes": spec.nodes + spec.spares,
@@ -81,7 +82,7 @@ class LauncherExecutor(submitit.SlurmExecutor):
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:
         # submitit always asks for five minutes and a workload key of its own; we leave both to the site.
-        unwanted = ["#SBATCH --wckey="] + ([] if "time" in self.parameters["additional_parameters"] else ["#SBATCH --time="])
+        unwanted = ["#SBATCH --wckey="] + ([] if self._timed else ["#SBATCH --time="])
         text: str = super()._make_submission_file_text(command, uid)
         return "\n".join(line for line in text.split("\n") if not line.startswith(tuple(unwanted)))
 

@@ -106,9 +106,7 @@ def find(target: str | None) -> list[RunDir]:
     for run in registered():
         if run.submitted().job_id == job_id or job_id in fold(run.entries()).job_ids:
             return [run]
-    raise RunDirError(
-        f"no run with job id {job_id} on this user's list; give the run directory instead", path=target
-    )
+    raise RunDirError(f"no run with job id {job_id} on this user's list; give the run directory instead", path=target)
 
 
 def collect(runs: Sequence[RunDir], slurm: Slurm, now: datetime | None = None) -> list[RunStatus]:
@@ -125,7 +123,8 @@ def collect(runs: Sequence[RunDir], slurm: Slurm, now: datetime | None = None) -
     asked = [int(job_id) for job_id in ids.values() if job_id.isdigit()]
     jobs = _ask(asked, slurm)
     return [
-        _status(run, submitted, history, ids[run.path], jobs.get(ids[run.path]), now) for run, submitted, history in read
+        _status(run, submitted, history, ids[run.path], jobs.get(ids[run.path]), now)
+        for run, submitted, history in read
     ]
 
 
@@ -149,7 +148,8 @@ def _ask(ids: Sequence[int], slurm: Slurm) -> dict[str, JobNow]:
     if missing:
         try:
             for row in slurm.accounting(missing):  # in order of time: the last row of a job is its newest life
-                found[str(row.job_id)] = _from_accounting(row)
+                if row.id.step is None:
+                    found[str(row.job_id)] = _from_accounting(row)
         except SlurmError as error:
             problem = f"Slurm has forgotten the job, and its accounting can't be asked ({error})"
             for job_id in missing:

@@ -99,7 +99,7 @@ def render(program: tuple[str, ...], **values: Any) -> None:
 @click.option("--save-every", type=int, default=100, show_default=True, help="Steps between checkpoints.")
 @click.option("--keep", type=int, default=3, show_default=True, help="Checkpoints to keep.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
-def launch(program: tuple[str, ...], run_dir: str | None, spares: int, site: str, **values: int) -> None:
+def launch(program: tuple[str, ...], run_dir: str | None, spares: int, site: str, **values: Any) -> None:
     """Supervise PROGRAM inside a Slurm job; batch scripts call this.
 
     Options other than --run-dir count only where the job was not submitted with transom submit.

@@ -15,6 +15,7 @@ class Cause(StrEnum):
     PROGRAM_HUNG = "program hung"
     HOST_SILENT = "host silent"
     HOST_LOST = "host lost"
+    LAUNCHER_LOST = "launcher lost"
     TIME_LIMIT = "time limit"
     TERMINATED = "terminated"  # SIGTERM from Slurm: preemption, or scancel or requeue by a person
     MISPLACED = "misplaced"  # the job was started on a host that it meant to avoid
@@ -28,6 +29,7 @@ LIMITS: dict[Cause, int] = {
     Cause.PROGRAM_HUNG: 3,
     Cause.HOST_SILENT: 10,
     Cause.HOST_LOST: 10,
+    Cause.LAUNCHER_LOST: 5,
     Cause.TIME_LIMIT: 3,
     Cause.TERMINATED: 1000,
     Cause.MISPLACED: 5,

@@ -116,14 +116,14 @@ def fold(entries: Sequence[Entry]) -> History:
             values["committed"] = max(values.get("committed", 0), facts.get("committed") or 0)
         elif entry.kind == "restart":
             restarts.append(RestartFacts(entry.attempt, entry.time, _restart(facts), int(facts.get("step", 0)), None))
-        elif entry.kind == "requeue":
+        elif entry.kind == "requeued":
             values["excluded"] = tuple(facts.get("excluded", ()))
         elif entry.kind == "monitoring":
             values["monitoring"] = facts["problem"]
         elif entry.kind == "end":
             values["ending"] = (facts["ending"], facts["why"])
-            if facts["ending"] == "left" and values.get("excluded") is not None:
-                values["phase"] = "requeued" if facts["why"] == "requeued" else "over"
+            if facts["why"] == "requeued":
+                values["phase"] = "requeued"
         if facts.get("host_out") and entry.kind in ("restart", "host out"):
             incidents.append(
                 Incident(

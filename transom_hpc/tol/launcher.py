@@ -20,15 +20,15 @@ from transom_hpc.base.errors import LaunchError, SlurmError, SlurmUnreachable
 from transom_hpc.monitors import verdict
 from transom_hpc.slurm.commands import Slurm
 from transom_hpc.slurm.hosts import expand_hosts, fold_hosts
-from transom_hpc.slurm.requeue import requeue_excluding
 from transom_hpc.slurm.site import SiteConfig
 from transom_hpc.tol import phases
 from transom_hpc.tol.attempt import Attempt
-from transom_hpc.tol.causes import Cause
+from transom_hpc.tol.causes import Cause, Restart
 from transom_hpc.tol.exclusion import choose
 from transom_hpc.tol.hang import HangWatch
 from transom_hpc.tol.history import fold, restarts_of_job
 from transom_hpc.tol.journal import Entry, Journal, claim_number
+from transom_hpc.tol.requeueing import requeue_job
 from transom_hpc.tol.rundir import RunDir
 from transom_hpc.tol.spec import Submitted
 from transom_hpc.tol.steps import Job, Step, Steps
@@ -85,6 +85,7 @@ class Launcher:
         self._sidecar_retry_at: float | None = None
         self._deadline: float | None = None
         self._written_progress = float("-inf")
+        self._hang = HangWatch(0.0, submitted.spec.start_deadline_s, None)
         self.finish = phases.Finish(phases.Ending.LEFT, "not started", 1)
         """How the work ended; set by run."""
 
@@ -141,7 +142,9 @@ class Launcher:
             committed=self._state.committed,
             can_requeue=self._state.can_requeue,
         )
-        self._say(f"attempt {number} of run {self._dir.path} on {fold_hosts(hosts)}, {len(hosts) - needed} of them spare")
+        self._say(
+            f"attempt {number} of run {self._dir.path} on {fold_hosts(hosts)}, {len(hosts) - needed} of them spare"
+        )
         if len(hosts) < needed:
             raise LaunchError(f"the job has {len(hosts)} nodes and the program needs {needed}", run=self._dir.path)
         finish = self._handle(phases.Placed(self._misplaced(entries)))
@@ -250,8 +253,8 @@ class Launcher:
                     self._deadline = self._clock.now() + seconds
                 case phases.Record(kind, restart):
                     self._record_restart(kind, restart)
-                case phases.Requeue(out, cause):
-                    return self._handle(self._requeue(out, cause))
+                case phases.Requeue(cause):
+                    return self._handle(self._requeue(cause))
                 case phases.Finish():
                     return action
         return None
@@ -268,8 +271,8 @@ class Launcher:
             case verdict.Ready():
                 self._sidecar_tries = 0
                 self._record("monitoring", problem="", hosts=list(message.hosts))
-            case verdict.Progress() if message.step_min:
-                return self._progress(message, now)
+            case verdict.Progress(step_min=int(step)) if step > 0:
+                return self._progress(message, step, now)
             case verdict.Verdict(cause="isolated"):
                 return [phases.Isolated(message.evidence)]
             case verdict.Verdict(cause="silent" | "missing"):
@@ -278,8 +281,8 @@ class Launcher:
             return [self._hung(now)]
         return []
 
-    def _progress(self, message: verdict.Progress, now: float) -> list[phases.Event]:
-        step, committed = message.step_min, message.saved_step or 0
+    def _progress(self, message: verdict.Progress, step: int, now: float) -> list[phases.Event]:
+        committed = message.saved_step or 0
         first = self._hang.step == 0
         self._hang = self._hang.seen(step, now)
         if first:
@@ -314,9 +317,7 @@ class Launcher:
             environment=self._program_environment(),
             hostfile=self._dir.logs / f"{self._attempt}.hosts",
         )
-        self._hang = HangWatch(
-            self._clock.now(), spec.start_deadline_s, spec.hang_after_s or self._site.hang_after_s
-        )
+        self._hang = HangWatch(self._clock.now(), spec.start_deadline_s, spec.hang_after_s or self._site.hang_after_s)
         self._sidecar_tries = 0
         self._start_sidecar()
 
@@ -335,19 +336,22 @@ class Launcher:
     def _start_sidecar(self) -> None:
         self._sidecar_retry_at = None
         state = self._state
+        watched = (*state.active, *state.spares)
         argv = [
             sys.executable,
+            "-P",  # a file of the user's that is called like a standard module must not replace it
             "-m",
             "transom_hpc.tol.sidecar",
             f"--run-dir={self._dir.path}",
             f"--attempt={self._attempt}",
+            f"--hosts={','.join(sorted(watched, key=self._job.hosts.index))}",
+            f"--home={self._job.home}",
             f"--supervisor={os.getpid()}",
             f"--period={self._site.sample_period_s}",
             f"--silent-periods={self._site.silent_periods}",
-            f"--out={','.join(host.name for host in state.out)}",
         ]
         environment = {"TRANSOM_SHM": str(self._job.shm)}
-        self._sidecar = self._steps.sidecar(argv, (*state.active, *state.spares), environment)
+        self._sidecar = self._steps.sidecar(argv, watched, environment)
         threading.Thread(target=self._read, args=(self._sidecar, state.launch), daemon=True).start()
 
     def _read(self, step: Step, launch: int) -> None:
@@ -384,41 +388,14 @@ class Launcher:
         for thread in threads:
             thread.join()
 
-    def _requeue(self, out: Sequence[phases.Host], cause: Cause) -> phases.Requeued:
+    def _requeue(self, cause: Cause) -> phases.Requeued:
         self._clean()
-        usable = self._usable()
-        entries = self._dir.entries()
-        choice = choose(
-            fold(entries).incidents,
-            self._clock.wall(),
-            usable=usable,
-            needed=self._state.needed + self._submitted.spec.spares,
-        )
-        avoid = [incident.host for incident in choice.avoid]
-        let_back = [incident.host for incident in choice.let_back]
-        self._say(f"requeueing the job ({cause}){', without ' + fold_hosts(avoid) if avoid else ''}")
-        # Slurm answers a requeue by SIGTERM to us and to every process of ours; see slurm.requeue.
+        self._say(f"requeueing the job ({cause})")
+        # Slurm answers a requeue by SIGTERM to us and to every process of ours.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        outcome = requeue_excluding(
-            self._slurm, self._job.job_id, avoid, expand_hosts(self._submitted.spec.exclude), self._clock, 25.0
+        return requeue_job(
+            self._dir, self._submitted.spec, self._job.job_id, cause, self._slurm, self._record, self._clock
         )
-        self._record(
-            "requeue",
-            ok=outcome.requeued,
-            cause=cause,
-            excluded=list(outcome.excluded),
-            dropped=list(outcome.dropped),
-            let_back=let_back,
-            answer=outcome.answer,
-        )
-        return phases.Requeued(outcome.requeued, outcome.answer)
-
-    def _usable(self) -> set[str] | None:
-        try:
-            rows = self._slurm.nodes()
-        except SlurmError:
-            return None
-        return {row.host for row in rows if row.facts.usable} - set(expand_hosts(self._submitted.spec.exclude))
 
     def _clean(self) -> None:
         out = {host.name for host in self._state.out}
@@ -444,7 +421,7 @@ class Launcher:
     def _record(self, kind: str, **facts: Any) -> None:
         self._journal.append(self._attempt, kind, **facts)
 
-    def _record_restart(self, kind: str, restart: phases.Restart) -> None:
+    def _record_restart(self, kind: str, restart: Restart) -> None:
         self._record(
             kind,
             cause=restart.cause,

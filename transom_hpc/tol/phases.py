@@ -203,9 +203,8 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Requeue:
-    """Requeue the job with these hosts excluded."""
+    """Requeue the job, away from the hosts that were taken out."""
 
-    out: tuple[Host, ...]
     cause: Cause
 
 
@@ -358,7 +357,7 @@ def _requeue(run: Run, restart: Restart) -> Decision:
         why = f"{restart.cause} ({restart.evidence}), no spare is left, and {run.can_requeue}"
         return _over(run, Ending.BADLY, why, 1, (Record("gave up", restart), End()))
     run = replace(run, phase=Phase.REQUEUEING, restarts=(*run.restarts, restart))
-    return run, (Record("restart", restart), End(), Requeue(run.out, restart.cause))
+    return run, (Record("restart", restart), End(), Requeue(restart.cause))
 
 
 def _stop_asked(run: Run, cause: Cause) -> Decision:

@@ -68,7 +68,8 @@ class RunDir:
                     "Choose one on the cluster's shared file system with --run-dir",
                     path=self.path,
                 )
-            foreign = [name for name in os.listdir(self.path) if name not in _OURS and not name.startswith(".")]
+            names = [entry.name for entry in self.path.iterdir()]
+            foreign = [name for name in names if name not in _OURS and not name.startswith(".")]
             if foreign and not self.spec.exists():
                 raise RunDirError(
                     f"{self.path} is not a run directory: it holds {foreign[0]!r}. Name an empty or a new folder",

@@ -29,8 +29,8 @@ class JobSpec:
         cpus_per_task, gpus_per_node, mem, partition, account, qos, constraint: as for sbatch; None: the site's, else
             Slurm's default.
         exclude: host list that the job shall never run on.
-        run_dir: run directory; None: `transom-runs/NAME-DATE-TIME` in the current folder. One that exists already goes on
-            from its newest checkpoint.
+        run_dir: run directory; None: `transom-runs/NAME-DATE-TIME` in the current folder. One that exists
+            already goes on from its newest checkpoint.
         save_every: steps between checkpoints.
         keep: how many committed checkpoints are kept.
         start_deadline_s: seconds from the start of the program to its first step before it counts as hung.

@@ -125,12 +125,13 @@ class Steps:
             *(["--label"] if len(hosts) * tasks_per_node > 1 else []),
             *self._site.srun,
         ]
-        interface = {"GLOO_SOCKET_IFNAME": self._site.interface, "NCCL_SOCKET_IFNAME": self._site.interface}
+        interface = self._site.interface
+        network = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface} if interface else {}
         return self._start(
             arguments,
             ["bash", "-c", _TASK, "transom-task", *argv],
             {
-                **(interface if self._site.interface else {}),
+                **network,
                 **master,
                 "LOCAL_WORLD_SIZE": str(tasks_per_node),
                 "SLURM_HOSTFILE": str(hostfile),

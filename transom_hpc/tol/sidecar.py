@@ -1,0 +1,115 @@
+"""The sidecar step of a job: monitors' sidecar, told what to do when its host is cut off or the launcher is lost.
+
+One MPI rank a host; the launcher starts it. Slurm gives us no other way to notice that the first host died: the job
+stays RUNNING on the others, without a batch script, for ever.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transom_hpc.base.clock import SystemClock
+from transom_hpc.base.errors import SlurmError
+from transom_hpc.monitors.exchange import leave
+from transom_hpc.monitors.processes import end_program
+from transom_hpc.monitors.sidecar import Sidecar, SidecarConfig, SidecarHooks
+from transom_hpc.slurm.commands import SlurmCommands
+from transom_hpc.tol.attempt import Attempt
+from transom_hpc.tol.causes import Cause, tries_left
+from transom_hpc.tol.history import restarts_of_job
+from transom_hpc.tol.journal import Journal
+from transom_hpc.tol.requeueing import requeue_job
+from transom_hpc.tol.rundir import RunDir
+
+
+@dataclass(frozen=True, slots=True)
+class Survivor:
+    """A host of a job whose launcher may be lost.
+
+    Args:
+        run: the run directory.
+        attempt: the attempt under way.
+        job_id: the Slurm job.
+        host: this host.
+        home: the launcher's host.
+        hosts: all hosts that are watched.
+    """
+
+    run: RunDir
+    attempt: Attempt
+    job_id: int
+    host: str
+    home: str
+    hosts: tuple[str, ...]
+
+    def isolated(self) -> None:
+        """This host hears nobody: end its program, so that two never write. With two hosts, ask Slurm who is right."""
+        end_program(str(self.attempt))
+        if len(self.hosts) == 2 and self.host != self.home:
+            self.orphaned((self.home,), f"{self.home} is not heard, and no third host can tell which of us is cut off")
+
+    def orphaned(self, dead: tuple[str, ...], evidence: str) -> None:
+        """The launcher is lost and this host speaks for the job: requeue it without the dead hosts."""
+        journal = Journal(self.run.journal, self.attempt.number, self.host)
+
+        def record(kind: str, **facts: Any) -> None:
+            journal.append(self.attempt, kind, **facts)
+
+        slurm = SlurmCommands(timeout_s=5.0, ignore_term=True)
+        committed = max(self.run.committed_steps(), default=0)
+        for host in [name for name in dead if name != self.home]:
+            record("host out", cause=Cause.HOST_SILENT, host_out=host, evidence=evidence, committed=committed)
+        home = self.home if self.home in dead else ""
+        cause = Cause.HOST_SILENT if home else Cause.LAUNCHER_LOST
+        past = restarts_of_job(self.run.entries(), str(self.job_id))
+        facts = {"cause": cause, "host_out": home, "evidence": evidence, "committed": committed}
+        if not tries_left(past, cause, committed):
+            record("gave up", **facts)
+            why = f"{cause} came again and again without a new checkpoint: {evidence}"
+            record("end", ending="ended badly", why=why, code=1, committed=committed)
+            try:
+                slurm.cancel(self.job_id)
+            except SlurmError as error:
+                print(f"transom: the job could not be ended: {error}", file=sys.stderr, flush=True)
+            return
+        record("restart", step=0, **facts)
+        requeue_job(self.run, self.run.submitted().spec, self.job_id, cause, slurm, record, SystemClock())
+
+
+def main() -> None:
+    """Watch until the launcher ends this step, Slurm ends the job, or this host is cut off."""
+    parser = argparse.ArgumentParser(prog="python -m transom_hpc.tol.sidecar", description=__doc__)
+    parser.add_argument("--run-dir", required=True, type=Path)
+    parser.add_argument("--attempt", required=True, type=Attempt.parse)
+    parser.add_argument("--hosts", required=True)
+    parser.add_argument("--home", required=True)
+    parser.add_argument("--supervisor", required=True, type=int)
+    parser.add_argument("--period", required=True, type=float)
+    parser.add_argument("--silent-periods", required=True, type=int)
+    given = parser.parse_args()
+    hosts = tuple(given.hosts.split(","))
+    shm = Path(os.environ["TRANSOM_SHM"])
+    host = os.environ.get("SLURMD_NODENAME") or os.uname().nodename.split(".")[0]
+    job_id = int(os.environ["SLURM_JOB_ID"])
+    survivor = Survivor(RunDir(given.run_dir), given.attempt, job_id, host, given.home, hosts)
+    config = SidecarConfig(
+        attempt=str(given.attempt),
+        shm=shm,
+        run_dir=given.run_dir,
+        hosts=hosts,
+        supervisor_pid=given.supervisor,
+        period_s=given.period,
+        ping_s=given.period / 4,
+        silent_after_s=given.period * given.silent_periods,
+    )
+    code = Sidecar(config, SidecarHooks(survivor.isolated, survivor.orphaned)).run()
+    leave(code)
+
+
+if __name__ == "__main__":
+    main()
