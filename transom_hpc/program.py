@@ -106,9 +106,9 @@ class Checkpointer(ckpt.Checkpointer):
         self._stop_asked = True  # nothing else: a signal may come in the middle of an update
 
     def restore(self, state: Any, strict: bool = True) -> int:
-        """Fill the state from the newest checkpoint that every rank can have; see transom_hpc.ckpt.Checkpointer.restore.
+        """Fill the state from the newest checkpoint that every rank can have. All ranks must call it.
 
-        All ranks must call it.
+        See transom_hpc.ckpt.Checkpointer.restore.
         """
         self._say("restoring")
         step = super().restore(state, strict)

@@ -111,8 +111,7 @@ def launch(program: tuple[str, ...], run_dir: str | None, spares: int, site: str
     from transom_hpc.tol.rundir import RunDir, register
 
     job = job_of(os.environ)
-    where = run_dir or os.path.join(os.environ.get("SLURM_SUBMIT_DIR", "."), "transom-runs", str(job.job_id))
-    run = RunDir.at(where)
+    run = RunDir.at(run_dir or Path(os.environ.get("SLURM_SUBMIT_DIR", "."), "transom-runs", str(job.job_id)))
     if run.spec.exists():
         submitted = run.submitted()
     else:

@@ -21,8 +21,8 @@ class Cause(StrEnum):
     MISPLACED = "misplaced"  # the job was started on a host that it meant to avoid
 
 
-# How often a cause may come again before another checkpoint is committed. Faults of the program repeat themselves, so few
-# tries tell; faults of hosts do not, and each takes a host out.
+# How often a cause may come again before another checkpoint is committed. Faults of the program repeat themselves, so
+# few tries tell; faults of hosts do not, and each takes a host out.
 LIMITS: dict[Cause, int] = {
     Cause.PROGRAM_ERROR: 3,
     Cause.PROGRAM_KILLED: 5,
