@@ -161,9 +161,10 @@ def _fold_group(prefix: str, numbers: list[str]) -> Iterator[str]:
         yield f"{prefix}[{','.join(spans)}]"
 
 
-def _natural(name: str) -> tuple[list[tuple[int, int, str]], str]:
+def _natural(name: str) -> tuple[list[tuple[int, str]], str]:
+    """n2 before n10: a number's order is that of its length, then of its digits."""
     chunks = [part for part in _CHUNK.split(name) if part]
-    return [(1, int(c), "") if c.isdigit() and len(c) <= 18 else (0, 0, c) for c in chunks], name
+    return [(len(c.lstrip("0")) + 1, c.lstrip("0")) if c[0].isdigit() else (0, c) for c in chunks], name
 
 
 def _bad(text: str, part: str, why: str) -> HostListError:

@@ -6,12 +6,11 @@ Owns the keys, their types and defaults, and where the files are looked for. Nev
 from __future__ import annotations
 
 import difflib
-import re
 import signal as signals
 import tomllib
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
@@ -90,10 +89,21 @@ def load_site(name_or_path: str) -> SiteConfig:
     try:
         return msgspec.convert(found, SiteConfig)
     except msgspec.ValidationError as error:
-        # "Expected `int`, got `str` - at `$.signal_lead_s`"; a check of our own names its field itself.
-        what, _, where = str(error).partition(" - at ")
-        key = re.sub(r"^`?(key in )?\$\.?|`$", "", where).strip("`") or "signal"
+        what, key = _wrong_value(found, error)
         raise SiteError(f"{path}: {key}: {what}", path=str(path), key=key) from error
+
+
+def _wrong_value(found: dict[str, Any], error: msgspec.ValidationError) -> tuple[str, str]:
+    """What is expected, and the key: from "Expected `int`, got `str` - at `$.signal_lead_s`"."""
+    what, _, where = str(error).partition(" - at ")
+    key = where.strip("`").removeprefix("$").removeprefix(".") or "signal"  # the only check of our own
+    table, unnamed, _ = key.partition("[...]")  # msgspec does not name the key inside a table
+    for name, value in found[table].items() if unnamed else ():
+        try:
+            msgspec.convert({table: {name: value}}, SiteConfig)
+        except msgspec.ValidationError:
+            return what, f"{table}.{name}"
+    return what, key
 
 
 def _find(name_or_path: str) -> Path:

@@ -72,7 +72,7 @@ _ENDED = (JobState.ENDED_WELL, JobState.ENDED_BADLY)
 
 # 'JobHeldUser', 'JobHeldAdmin', and what a failed launch leaves behind: 'launch_failed_requeued_held',
 # 'job_requeued_in_held_state', 'user_env_retrieval_failed_requeued_held' (also written with blanks).
-_HOLDS = re.compile(r"\bJobHeld(User|Admin)\b|requeued[ _]held\b|\bheld[ _]state\b", re.IGNORECASE)
+_HOLDS = re.compile(r"\bJobHeld(User|Admin)\b|requeued[ _](in[ _])?held(\b|_)", re.IGNORECASE)
 
 
 def job_state(text: str | Sequence[str], reason: str = "") -> JobState:
@@ -211,7 +211,9 @@ def node_state(text: str | Sequence[str]) -> NodeFacts:
     for whole in [text] if isinstance(text, str) else text:
         stem, marks = _strip_marks(whole.strip().upper())
         flags.update(marks)
-        for word in stem.split("+"):
+        for part in stem.split("+"):
+            word, marks = _strip_marks(part)
+            flags.update(marks)
             word_base, flag = _NODE_WORDS.get(word, ("", word))
             if not base:
                 base = word_base or word
