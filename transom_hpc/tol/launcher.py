@@ -18,6 +18,7 @@ from typing import Any
 from transom_hpc.base.clock import Clock, SystemClock
 from transom_hpc.base.errors import LaunchError, SlurmError, SlurmUnreachable
 from transom_hpc.monitors import verdict
+from transom_hpc.monitors.heartbeat import read_heartbeats
 from transom_hpc.slurm.commands import Slurm
 from transom_hpc.slurm.hosts import expand_hosts, fold_hosts
 from transom_hpc.slurm.site import SiteConfig
@@ -224,6 +225,7 @@ class Launcher:
             if code is not None:
                 self._program.end()
                 self._program = None
+                self._last_look()
                 events.append(phases.Exited(code, self._committed()))
         now = self._clock.now()
         if self._deadline is not None and now >= self._deadline:
@@ -295,6 +297,16 @@ class Launcher:
             events.append(self._hung(now))
         return events
 
+    def _last_look(self) -> None:
+        """Record how far the program came, from the heartbeats on this host."""
+        beats = [beat for beat in read_heartbeats(self._job.shm, str(self._attempt)) if beat.step]
+        if beats:
+            last = max(beats, key=lambda beat: beat.step or 0)
+            self._state = replace(self._state, step=last.step or 0)
+            self._record(
+                "progress", step=last.step, step_s=last.step_s, loss=last.loss, committed=last.saved_step or 0
+            )
+
     def _hung(self, now: float) -> phases.Hung:
         pause = now - self._hang.since
         where = f"after step {self._hang.step}" if self._hang.step else "before the first step"
@@ -351,7 +363,9 @@ class Launcher:
             f"--silent-periods={self._site.silent_periods}",
         ]
         environment = {"TRANSOM_SHM": str(self._job.shm)}
-        self._sidecar = self._steps.sidecar(argv, watched, environment)
+        self._sidecar = self._steps.sidecar(
+            argv, watched, environment, self._dir.logs / f"{self._attempt}-sidecar.log"
+        )
         threading.Thread(target=self._read, args=(self._sidecar, state.launch), daemon=True).start()
 
     def _read(self, step: Step, launch: int) -> None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 
 import msgspec
 
 from transom_hpc.base.errors import RunDirError, SpecError
 from transom_hpc.slurm.hosts import expand_hosts
-from transom_hpc.slurm.times import format_time, parse_time
+from transom_hpc.slurm.times import parse_time
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +21,7 @@ class JobSpec:
         nodes: nodes that the program runs on.
         spares: nodes that are allocated besides and stand by; one takes over when a node fails.
         tasks_per_node: program processes (ranks) a node.
-        time: time limit, as Slurm writes it ("2:00:00", "1-12") or a timedelta; None: the partition's default.
+        time: time limit, as Slurm writes it ("2:00:00", "1-12"); None: the partition's default.
         name: job name, and the start of the run directory's name.
         site: site config, a name or a path.
         cpus_per_task, gpus_per_node, mem, partition, account, qos, constraint: as for sbatch; None: the site's, else
@@ -41,7 +39,7 @@ class JobSpec:
     nodes: int = 1
     spares: int = 0
     tasks_per_node: int = 1
-    time: str | timedelta | None = None
+    time: str | None = None
     name: str = "transom"
     site: str = "default"
     cpus_per_task: int | None = None
@@ -60,9 +58,11 @@ class JobSpec:
     local: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.time, timedelta):
-            object.__setattr__(self, "time", format_time(self.time))
-        elif self.time is not None:
+        for name in _TEXTS:
+            value = getattr(self, name)
+            if not isinstance(value, str) and (value is not None or name in ("name", "site", "exclude")):
+                raise SpecError(f"{name} must be a text, not {value!r}", field=name)
+        if self.time is not None:
             parse_time(self.time)
         expand_hosts(self.exclude)
         smallest = {"nodes": 1, "spares": 0, "tasks_per_node": 1, "save_every": 1, "keep": 1}
@@ -122,4 +122,4 @@ class Submitted:
             raise RunDirError(f"{path} can't be read: {error}", path=path) from error
 
 
-FIELDS = tuple(field.name for field in dataclasses.fields(JobSpec))
+_TEXTS = ("time", "name", "site", "mem", "partition", "account", "qos", "constraint", "exclude", "run_dir")

@@ -68,7 +68,7 @@ class Step:
         code = self._process.poll()
         return code if code is None or code >= 0 else 128 - code
 
-    def end(self, patience_s: float = 3.0) -> None:
+    def end(self, patience_s: float = 1.5) -> None:
         """End the step by force, within the given seconds and a little.
 
         srun answers SIGTERM by SIGKILL for its tasks on all hosts that it reaches; while a host of the step is dead it
@@ -139,15 +139,16 @@ class Steps:
             },
         )
 
-    def sidecar(self, argv: Sequence[str], hosts: Sequence[str], environment: Mapping[str, str]) -> Step:
-        """Start the sidecar: one MPI rank a host; what it prints can be read from the step."""
+    def sidecar(self, argv: Sequence[str], hosts: Sequence[str], environment: Mapping[str, str], log: Path) -> Step:
+        """Start the sidecar: one MPI rank a host; what it prints can be read from the step, complaints go to the log."""
         arguments = [*_one_each(hosts), "--kill-on-bad-exit=0", "--gres=none", "--job-name=sidecar"]
-        return self._start(arguments, argv, environment, capture=True)
+        with log.open("ab") as complaints:
+            return self._start(arguments, argv, environment, stdout=subprocess.PIPE, stderr=complaints)
 
     def clean(self, hosts: Sequence[str], patience_s: float = 8.0) -> None:
         """Remove the job's folder in the shared memory of each host; hosts that don't answer in time are left."""
         arguments = [*_one_each(hosts), "--kill-on-bad-exit=0", "--gres=none", "--job-name=clean", "--mpi=none"]
-        step = self._start(arguments, ["rm", "-rf", str(self._job.shm)], {})
+        step = self._start(arguments, ["rm", "-rf", str(self._job.shm)], {}, stderr=subprocess.DEVNULL)
         try:
             step._process.wait(patience_s)
         except subprocess.TimeoutExpired:
@@ -155,7 +156,13 @@ class Steps:
         step.end(1.0)
 
     def _start(
-        self, arguments: Sequence[str], argv: Sequence[str], environment: Mapping[str, str], *, capture: bool = False
+        self,
+        arguments: Sequence[str],
+        argv: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        stdout: int | None = None,
+        stderr: IO[bytes] | int | None = None,
     ) -> Step:
         mpi = [] if any(argument.startswith("--mpi=") for argument in arguments) else [f"--mpi={self._site.mpi}"]
         command = ["srun", "--overlap", "--no-kill", "--unbuffered", "--input=none", "--mem=0", *mpi, *arguments, *argv]
@@ -163,7 +170,8 @@ class Steps:
             command,
             env={**self._environment, **environment},
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE if capture else None,
+            stdout=stdout,
+            stderr=stderr,
             text=True,
             errors="replace",
         )
