@@ -616,7 +616,7 @@ def _plan(state: Path, facts: Record, programs: Programs) -> config.Plan:
         ),
         slurmd_timeout_s=facts.slurmd_timeout_s,
         accounting=facts.accounting,
-        pmix=programs.pmix,
+        pmix=programs.pmix and isolated,  # the steps of one job collide where hosts share a /tmp
         munge_socket=state / "munge" / "socket" if programs.munged else None,
         local=LOCAL if isolated else None,
         controller_port=facts.ports.get("slurmctld"),
