@@ -325,8 +325,8 @@ def _host_bad(run: Run, event: HostBad) -> Decision:
 def _again(run: Run, restart: Restart) -> Decision:
     """Restart in the allocation where that is possible, else requeue, else stop for good."""
     run = replace(run, committed=max(run.committed, restart.committed))
-    left = tries_left(run.restarts, restart.cause, run.committed)
-    if not left:
+    restart = replace(restart, committed=run.committed)
+    if not tries_left(run.restarts, restart.cause, run.committed):
         return _no_progress(run, restart)
     bad = {host.name for host in run.out}
     survivors = [host for host in run.active if host not in bad]

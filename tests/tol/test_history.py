@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from typing import Any
+
+from transom_hpc.tol.attempt import Attempt
+from transom_hpc.tol.causes import Cause, Restart
+from transom_hpc.tol.history import fold, restarts_of_job
+from transom_hpc.tol.journal import Entry
+
+
+class Writer:
+    """Entries as a launcher writes them, one second apart."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+
+    def write(self, number: int, launch: int, kind: str, **facts: Any) -> None:
+        time = f"2026-11-30T12:00:{len(self.entries):02d}.000+00:00"
+        self.entries.append(Entry(Attempt(number, launch), len(self.entries), time, "n1", kind, facts))
+
+
+def life() -> Writer:
+    writer = Writer()
+    writer.write(1, 0, "start", job_id=7, hosts=["n1", "n2", "n3"])
+    writer.write(1, 1, "launch", hosts=["n1", "n2"], spares=["n3"])
+    writer.write(1, 1, "running", step=1)
+    writer.write(1, 1, "progress", step=9, step_s=0.5, loss=2.0, committed=5)
+    writer.write(1, 1, "restart", cause="host silent", host_out="n2", evidence="not heard", committed=5, step=9)
+    writer.write(1, 2, "launch", hosts=["n1", "n3"], spares=[])
+    return writer
+
+
+def test_nothing() -> None:
+    history = fold([])
+    assert (history.phase, history.attempt, history.restarts) == ("submitted", None, ())
+
+
+def test_life() -> None:
+    writer = life()
+    history = fold(writer.entries)
+    assert (history.phase, history.hosts, history.step, history.committed) == ("launching", ("n1", "n3"), 9, 5)
+    assert history.restarts[0].restart == Restart(Cause.HOST_SILENT, 5, "n2", "not heard")
+    assert history.restarts[0].back_s is None
+    assert [incident.host for incident in history.incidents] == ["n2"]
+    writer.write(1, 2, "running", step=6)
+    history = fold(writer.entries)
+    assert (history.phase, history.restarts[0].back_s) == ("running", 2.0)
+
+
+def test_requeued_and_over() -> None:
+    writer = life()
+    writer.write(1, 2, "requeue", avoid=["n2"], let_back=[])
+    writer.write(1, 2, "requeued", ok=True, excluded=["n2"])
+    writer.write(1, 2, "end", ending="left", why="requeued", code=0)
+    history = fold(writer.entries)
+    assert (history.phase, history.excluded) == ("requeued", ("n2",))
+    writer.write(2, 0, "start", job_id=7, hosts=["n1", "n3"])
+    history = fold(writer.entries)
+    assert (history.phase, history.ending, history.job_ids) == ("starting", None, ("7",))
+    writer.write(2, 1, "end", ending="ended badly", why="exit status 3", code=3)
+    assert fold(writer.entries).ending == ("ended badly", "exit status 3")
+
+
+def test_a_survivor_speaks_when_the_launcher_is_lost() -> None:
+    writer = life()
+    writer.write(1, 2, "restart", cause="host silent", host_out="n1", evidence="not heard", committed=5, step=0)
+    writer.write(1, 2, "requeue", avoid=["n2", "n1"], let_back=[])
+    history = fold(writer.entries)
+    assert history.phase == "requeued"
+    assert [incident.host for incident in history.incidents] == ["n2", "n1"]
+
+
+def test_budgets_count_the_restarts_of_one_job() -> None:
+    writer = life()
+    assert len(restarts_of_job(writer.entries, "7")) == 1
+    writer.write(2, 0, "start", job_id=8, hosts=[])
+    writer.write(2, 1, "restart", cause="program error", host_out="", evidence="", committed=5, step=9)
+    assert [restart.cause for restart in restarts_of_job(writer.entries, "8")] == [Cause.PROGRAM_ERROR]
+    assert [restart.cause for restart in restarts_of_job(writer.entries, "7")] == [Cause.HOST_SILENT]
