@@ -129,7 +129,8 @@ def test_import_loads_nothing_heavy() -> None:
 def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
     code = (
         f"sys.argv = ['transom', *{arguments!r}]\nfrom transom_hpc.cli import main\n"
-        "import contextlib, io\nwith contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):\n    main()"
+        "import contextlib, io\n"
+        "with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):\n    main()"
     )
     assert _loaded(code) == set()
 

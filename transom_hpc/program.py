@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from transom_hpc import ckpt
@@ -38,10 +38,10 @@ class Checkpointer(ckpt.Checkpointer):
 
     def __init__(
         self,
-        directory: str | os.PathLike[str],
+        directory: str | Path,
         rank: int = 0,
         world_size: int = 1,
-        keep: int = 3,
+        keep: int | ckpt.Keep = 3,
         every: int = 100,
         **options: Any,
     ) -> None:
@@ -61,7 +61,7 @@ class Checkpointer(ckpt.Checkpointer):
         and WORLD_SIZE (or Slurm's, or Open MPI's, names for them) say which rank. An argument beats the environment.
 
         Args:
-            options: as for Checkpointer; `directory` is needed only without a job.
+            options: as for Checkpointer; None counts as not given. `directory` is needed only without a job.
 
         Raises:
             UsageError: there is neither a job nor a directory.
@@ -80,7 +80,7 @@ class Checkpointer(ckpt.Checkpointer):
         shm = environment.get("TRANSOM_SHM")
         if shm:
             values["shm"] = Path(shm)
-        values |= options
+        values |= {name: value for name, value in options.items() if value is not None}
         if "directory" not in values:
             raise UsageError(
                 "not inside a run: start the program with transom submit, or give Checkpointer.from_env(directory=...)"
@@ -184,10 +184,8 @@ class Checkpointer(ckpt.Checkpointer):
             self._agreement.close()
             self._agreement = None
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
+    def __exit__(self, *error: object) -> None:
+        if error[0] is None:
             self.close()
         else:  # the other ranks may be gone: wait for nobody
             super().close()

@@ -6,12 +6,10 @@ It runs in the batch script. It holds no decision of its own: each is made in `p
 from __future__ import annotations
 
 import os
-import queue
 import signal
-import sys
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -33,18 +31,10 @@ from transom_hpc.tol.requeueing import requeue_job
 from transom_hpc.tol.rundir import RunDir
 from transom_hpc.tol.spec import Submitted
 from transom_hpc.tol.steps import Job, Step, Steps
+from transom_hpc.tol.watcher import Watcher
 
 _TICK_S = 0.2
 _PROGRESS_EVERY_S = 10.0
-_SIDECAR_TRIES = 5
-
-
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """A line that the sidecar of a launch printed; text None: it has ended."""
-
-    launch: int
-    text: str | None
 
 
 class Launcher:
@@ -78,12 +68,9 @@ class Launcher:
         self._environment = environment
         self._clock = clock or SystemClock()
         self._steps = Steps(job, site, environment)
-        self._lines: queue.Queue[_Line] = queue.Queue()
         self._signals: list[int] = []
         self._program: Step | None = None
-        self._sidecar: Step | None = None
-        self._sidecar_tries = 0
-        self._sidecar_retry_at: float | None = None
+        self._watcher = Watcher(self._steps, job, site, run, self._monitoring_problem, self._clock)
         self._deadline: float | None = None
         self._written_progress = float("-inf")
         self._hang = HangWatch(0.0, submitted.spec.start_deadline_s, None)
@@ -105,9 +92,7 @@ class Launcher:
         try:
             return self._run()
         finally:
-            for step in (self._program, self._sidecar):
-                if step is not None:
-                    step.end()
+            self._end()
             signal.signal(signal.SIGTERM, previous)
 
     # Start
@@ -203,17 +188,8 @@ class Launcher:
 
     def _events(self) -> list[phases.Event]:
         events: list[phases.Event] = []
-        try:
-            line: _Line | None = self._lines.get(timeout=_TICK_S)
-        except queue.Empty:
-            line = None
-        while line is not None:
-            if line.launch == self._state.launch:
-                events.extend(self._from_sidecar(line.text))
-            try:
-                line = self._lines.get_nowait()
-            except queue.Empty:
-                line = None
+        for message in self._watcher.messages(_TICK_S):
+            events.extend(self._from_sidecar(message))
         while self._signals:
             number = self._signals.pop(0)
             own = number == getattr(signal, f"SIG{self._site.signal}")
@@ -231,8 +207,6 @@ class Launcher:
         if self._deadline is not None and now >= self._deadline:
             self._deadline = None
             events.append(phases.Expired())
-        if self._sidecar_retry_at is not None and now >= self._sidecar_retry_at:
-            self._start_sidecar()
         return events
 
     def _handle(self, event: phases.Event) -> phases.Finish | None:
@@ -261,26 +235,20 @@ class Launcher:
                     return action
         return None
 
-    def _from_sidecar(self, text: str | None) -> list[phases.Event]:
-        if text is None:
-            self._sidecar_ended()
-            return []
-        message = verdict.parse_line(text)
-        if message is None:
-            return []
+    def _from_sidecar(self, message: verdict.Message) -> list[phases.Event]:
         now = self._clock.now()
         match message:
             case verdict.Ready():
-                self._sidecar_tries = 0
                 self._record("monitoring", problem="", hosts=list(message.hosts))
             case verdict.Progress(step_min=int(step)) if step > 0:
                 return self._progress(message, step, now)
+            case verdict.Progress() if self._hang.hung(now):
+                return [self._hung(now)]
             case verdict.Verdict(cause="isolated"):
                 return [phases.Isolated(message.evidence)]
             case verdict.Verdict(cause="silent" | "missing"):
+                self._watcher.drop(message.host)
                 return [phases.HostBad(message.host, Cause.HOST_SILENT, message.evidence, self._committed())]
-        if self._hang.hung(now):
-            return [self._hung(now)]
         return []
 
     def _progress(self, message: verdict.Progress, step: int, now: float) -> list[phases.Event]:
@@ -303,9 +271,7 @@ class Launcher:
         if beats:
             last = max(beats, key=lambda beat: beat.step or 0)
             self._state = replace(self._state, step=last.step or 0)
-            self._record(
-                "progress", step=last.step, step_s=last.step_s, loss=last.loss, committed=last.saved_step or 0
-            )
+            self._record("progress", step=last.step, step_s=last.step_s, loss=last.loss, committed=last.saved_step or 0)
 
     def _hung(self, now: float) -> phases.Hung:
         pause = now - self._hang.since
@@ -330,8 +296,7 @@ class Launcher:
             hostfile=self._dir.logs / f"{self._attempt}.hosts",
         )
         self._hang = HangWatch(self._clock.now(), spec.start_deadline_s, spec.hang_after_s or self._site.hang_after_s)
-        self._sidecar_tries = 0
-        self._start_sidecar()
+        self._watcher.start(self._attempt, (*action.hosts, *action.spares))
 
     def _program_environment(self) -> dict[str, str]:
         spec = self._submitted.spec
@@ -345,62 +310,14 @@ class Launcher:
             "TRANSOM_SIGNAL": self._site.signal,
         }
 
-    def _start_sidecar(self) -> None:
-        self._sidecar_retry_at = None
-        state = self._state
-        watched = (*state.active, *state.spares)
-        argv = [
-            sys.executable,
-            "-P",  # a file of the user's that is called like a standard module must not replace it
-            "-m",
-            "transom_hpc.tol.sidecar",
-            f"--run-dir={self._dir.path}",
-            f"--attempt={self._attempt}",
-            f"--hosts={','.join(sorted(watched, key=self._job.hosts.index))}",
-            f"--home={self._job.home}",
-            f"--supervisor={os.getpid()}",
-            f"--period={self._site.sample_period_s}",
-            f"--silent-periods={self._site.silent_periods}",
-        ]
-        environment = {"TRANSOM_SHM": str(self._job.shm)}
-        self._sidecar = self._steps.sidecar(
-            argv, watched, environment, self._dir.logs / f"{self._attempt}-sidecar.log"
-        )
-        threading.Thread(target=self._read, args=(self._sidecar, state.launch), daemon=True).start()
-
-    def _read(self, step: Step, launch: int) -> None:
-        assert step.output is not None
-        try:
-            for line in step.output:
-                self._lines.put(_Line(launch, line))
-        except ValueError:
-            pass  # closed under us when the step was ended
-        self._lines.put(_Line(launch, None))
-
-    def _sidecar_ended(self) -> None:
-        if self._sidecar is None or self._sidecar.poll() is None:
-            return
-        self._sidecar.end()
-        self._sidecar = None
-        self._sidecar_tries += 1
-        if self._sidecar_tries >= _SIDECAR_TRIES:
-            problem = f"the sidecar ended {self._sidecar_tries} times; hosts are no longer watched in this launch"
-        else:
-            problem = "the sidecar ended and is started again"
-            self._sidecar_retry_at = self._clock.now() + 2.0**self._sidecar_tries
-        self._record("monitoring", problem=problem)
-        self._say(problem)
-
     def _end(self) -> None:
-        self._sidecar_retry_at = None
-        steps = [step for step in (self._program, self._sidecar) if step is not None]
-        self._program = self._sidecar = None
+        program, self._program = self._program, None
         # Side by side: while a host is dead each may need its whole deadline.
-        threads = [threading.Thread(target=step.end) for step in steps]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        watching = threading.Thread(target=self._watcher.end)
+        watching.start()
+        if program is not None:
+            program.end()
+        watching.join()
 
     def _requeue(self, cause: Cause) -> phases.Requeued:
         self._clean()
@@ -427,6 +344,10 @@ class Launcher:
         return finish.code
 
     # Small things
+
+    def _monitoring_problem(self, problem: str) -> None:
+        self._record("monitoring", problem=problem)
+        self._say(problem)
 
     def _committed(self) -> int:
         steps = self._dir.committed_steps()

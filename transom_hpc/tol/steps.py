@@ -140,7 +140,7 @@ class Steps:
         )
 
     def sidecar(self, argv: Sequence[str], hosts: Sequence[str], environment: Mapping[str, str], log: Path) -> Step:
-        """Start the sidecar: one MPI rank a host; what it prints can be read from the step, complaints go to the log."""
+        """Start the sidecar, one MPI rank a host. What it prints can be read from the step; complaints go to the log."""
         arguments = [*_one_each(hosts), "--kill-on-bad-exit=0", "--gres=none", "--job-name=sidecar"]
         with log.open("ab") as complaints:
             return self._start(arguments, argv, environment, stdout=subprocess.PIPE, stderr=complaints)
