@@ -1,0 +1,145 @@
+"""Which checkpoint all ranks restore from: rank 0 proposes, every rank examines, rank 0 decides.
+
+Owns the order of proposals and the decision. What examining means is in `restore`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transom_hpc.base.errors import CorruptCheckpoint, StateError
+
+from .meeting import Meeting
+
+log = logging.getLogger("transom_hpc.ckpt")
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A place to restore from.
+
+    Args:
+        step: the training step.
+        source: the folder's name, or "memory:ATTEMPT" for what each rank's own node still holds.
+        broken: why the manifest is no good; empty where it is.
+    """
+
+    step: int
+    source: str
+    broken: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What was agreed.
+
+    Args:
+        step: restored step; 0 where there is nothing.
+        source: of the proposal that was taken; empty where there is nothing.
+        damaged: folders that were passed over since their bytes have changed.
+    """
+
+    step: int
+    source: str
+    damaged: tuple[str, ...]
+
+
+def proposals(committed: Sequence[tuple[int, Path, str]], held: Sequence[Sequence[tuple[int, str]]]) -> list[Proposal]:
+    """What can be tried, best first.
+
+    Args:
+        committed: step, folder and what is wrong with the manifest, oldest first.
+        held: for each rank, step and attempt of the whole segments on its node.
+
+    Returns:
+        Memory that every rank has comes before the file of the same step, and is left out when a newer step is
+        committed.
+    """
+    common = {(step, attempt) for step, attempt in held[0]}
+    for mine in held[1:]:
+        common &= {(step, attempt) for step, attempt in mine}
+    newest = max((step for step, _, broken in committed if not broken), default=-1)
+    tries = [Proposal(step, f"memory:{attempt}") for step, attempt in sorted(common, reverse=True) if step >= newest]
+    return tries + [Proposal(step, path.name, broken) for step, path, broken in reversed(committed)]
+
+
+def agree(
+    meeting: Meeting,
+    rank: int,
+    propose: Callable[[list[Any]], Sequence[Proposal]],
+    held: Sequence[tuple[int, str]],
+    examine: Callable[[Proposal], dict[str, Any]],
+) -> Outcome:
+    """Find the newest place that every rank can restore from. All ranks must call it.
+
+    Args:
+        meeting: of the ranks.
+        rank: this one.
+        propose: from what each rank holds to the places to try; called on rank 0 only.
+        held: whole segments on this node.
+        examine: this rank's finding about one place, as Found.to_json.
+
+    Raises:
+        StateError: the live state of a rank can't take it.
+        CorruptCheckpoint: there are checkpoints, and none is whole. Facts: step, path.
+        Overdue, Abandoned: a rank did not take part.
+    """
+    meeting.tell("memory", [list(item) for item in held])
+    tries = list(propose(meeting.hear_all("memory"))) if rank == 0 else []
+    if rank == 0:
+        meeting.tell("tries", [[p.step, p.source, p.broken] for p in tries])
+    else:
+        tries = [Proposal(*item) for item in meeting.hear("tries", 0)]
+    damaged: list[str] = []
+    reasons: list[str] = []
+    for number, proposal in enumerate(tries):
+        decision = _one(meeting, rank, number, proposal, examine)
+        if decision["take"]:
+            return Outcome(proposal.step, proposal.source, tuple(damaged))
+        if decision["unfit"]:
+            raise StateError(f"step {proposal.step}: {decision['unfit']}", name=proposal.source, step=proposal.step)
+        log.warning("step %d is not restored from %s: %s", proposal.step, proposal.source, decision["why"])
+        reasons.append(f"{proposal.source}: {decision['why']}")
+        if decision["damaged"] and not proposal.source.startswith("memory:"):
+            damaged.append(proposal.source)
+    on_disk = [p for p in tries if not p.source.startswith("memory:")]
+    if on_disk:
+        raise CorruptCheckpoint(
+            f"no checkpoint of {len(on_disk)} is whole: {'; '.join(reasons[-3:])}; "
+            "move them away to begin from nothing",
+            step=on_disk[0].step,
+            path=on_disk[0].source,
+        )
+    return Outcome(0, "", ())
+
+
+def _one(
+    meeting: Meeting, rank: int, number: int, proposal: Proposal, examine: Callable[[Proposal], dict[str, Any]]
+) -> dict[str, Any]:
+    """One proposal: this rank's finding, and what rank 0 makes of everybody's."""
+    if proposal.broken:
+        return {"take": False, "unfit": "", "damaged": True, "why": proposal.broken}
+    meeting.tell(f"finding{number}", examine(proposal))
+    if rank == 0:
+        meeting.tell(f"decision{number}", decide(meeting.hear_all(f"finding{number}")))
+    found: dict[str, Any] = meeting.hear(f"decision{number}", 0)
+    return found
+
+
+def decide(findings: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """From what each rank found to what all do. Pure."""
+    faults = [f"rank {r}: {fault}" for r, f in enumerate(findings) for fault in f["faults"]]
+    unreadable = [f"rank {r}: {f['unreadable']}" for r, f in enumerate(findings) if f["unreadable"]]
+    unfit = [
+        f"rank {r}: {f['unfit']}" if len(findings) > 1 else f["unfit"] for r, f in enumerate(findings) if f["unfit"]
+    ]
+    return {
+        "take": not (faults or unreadable or unfit),
+        "unfit": "" if faults or unreadable else "; ".join(unfit[:4]),
+        "damaged": bool(faults),
+        "why": "; ".join((faults + unreadable + unfit)[:4]),
+    }

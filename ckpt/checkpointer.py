@@ -1,0 +1,442 @@
+"""The checkpointer: what a program calls. Saves in the background, restores, and keeps the directory in order."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import torch
+
+from transom_hpc.base.clock import Clock, SystemClock
+from transom_hpc.base.errors import CorruptCheckpoint, SaveError, UsageError
+
+from . import catalog, commit, fence, housekeeping, shm
+from . import state as states
+from .agree import Proposal, agree, proposals
+from .commit import Job
+from .direct import DirectWriter
+from .files import Files
+from .meeting import Alone, FileMeeting, LeftOut, Meeting
+from .restore import Candidate
+from .retention import Keep
+from .saver import Saver
+from .slots import Slots
+
+log = logging.getLogger("transom_hpc.ckpt")
+
+DEADLINE_S = 300.0
+"""Longest wait for another rank without any sign of it."""
+
+AT_EXIT_S = 30.0
+"""Longest wait for the save under way when the program ends without closing."""
+
+_serials: dict[tuple[str, str, int], int] = {}
+
+
+class SaveWarning(UserWarning):
+    """A save failed or was left out; the program goes on."""
+
+
+class Checkpointer:
+    """Saves and restores the state of one rank of a program. Every rank makes one and calls the same methods.
+
+    Args:
+        directory: that holds the folders `step-*`; made if need be. On a file system that all ranks see.
+        rank: this rank.
+        world_size: how many there are.
+        keep: how many of the newest committed checkpoints are kept; or a Keep for more than that.
+        every: `step` saves each step that this divides.
+        attempt: name of this start of the program, the same on all ranks, one that sorts after those of earlier
+            starts. Left out: from Slurm's or torchrun's environment; a fresh one where there is one rank.
+        shm: private folder in shared memory for staging, left standing at the end. Left out: one of our own, removed
+            by `close`.
+        shm_bytes: limit for this rank's staging in bytes; None: what the node has.
+        on_save_error: "warn" (the program goes on) or "raise" (at the next call after a save that failed).
+        unpickle: whether `restore` unpickles objects also where the state has no object. Only for checkpoints that you
+            trust.
+        deadline_s: longest wait for another rank, in seconds.
+        files, clock: the hands; tests give others.
+
+    Raises:
+        UsageError: an argument that can't be.
+        CheckpointError: a newer attempt has the directory.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        rank: int = 0,
+        world_size: int = 1,
+        keep: int | Keep = 3,
+        every: int = 100,
+        *,
+        attempt: str | None = None,
+        shm: str | os.PathLike[str] | None = None,
+        shm_bytes: int | None = None,
+        on_save_error: Literal["raise", "warn"] = "warn",
+        unpickle: bool = False,
+        deadline_s: float = DEADLINE_S,
+        files: Files | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        _check(rank, world_size, keep, every, on_save_error)
+        self.directory = Path(directory).absolute()
+        self.rank, self.world_size, self.every = rank, world_size, every
+        self._keep = keep if isinstance(keep, Keep) else Keep(last=keep)
+        self._policy = on_save_error
+        self._unpickle = unpickle
+        self._deadline_s = deadline_s
+        self._files = files or Files()
+        self._clock = clock or SystemClock()
+        self._files.make_dir(self.directory)
+        before = fence.Fence(self.directory, "", self._files).newest()[0]
+        environment = fence.environment()
+        self.attempt = fence.choose(attempt, world_size, environment, before, self._clock.wall())
+        self._fence = fence.Fence(self.directory, self.attempt, self._files)
+        if rank == 0:
+            self._fence.announce()
+            housekeeping.clean(self.directory, self.attempt, self._files)
+        self._slots, self._folder = self._open_slots(shm, shm_bytes, environment)
+        self._saver = Saver(
+            self._slots, DirectWriter(self._files), self._fence, self._files, self._clock, self._keep, self._say_once
+        )
+        self._hooks: weakref.WeakKeyDictionary[torch.optim.Optimizer, Any] = weakref.WeakKeyDictionary()
+        self._listed = False
+        self._said: set[str] = set()
+        self._closed = False
+        self._finalizer = weakref.finalize(self, _finish, self._saver, self._slots, self._folder)
+
+    def _open_slots(
+        self, given: str | os.PathLike[str] | None, limit: int | None, environment: Mapping[str, str]
+    ) -> tuple[Slots, shm.Folder]:
+        path = Path(given) if given is not None else shm.default_path(self.directory)
+        if given is None:
+            shm.reclaim(path, self._files)
+        folder = shm.Folder(path, given is None, self._files)
+        folder.open()
+        local = environment.get("LOCAL_WORLD_SIZE", "")
+        local_ranks = int(local) if local.isdigit() else self.world_size
+        slots = Slots(folder, self.directory, self.rank, self.world_size, self.attempt, self._files, limit, local_ranks)
+        return slots, folder
+
+    # ------------------------------------------------------------------ saving
+
+    def step(self, step: int, state: Any, **metrics: float) -> None:
+        """Tell that a training step is done, and save when one is due. Never waits for the disk.
+
+        Args:
+            step: number of steps done.
+            state: see `save`.
+            metrics: figures to keep with the checkpoint.
+
+        Raises:
+            StateError, SaveError: see `save`.
+        """
+        self._report()
+        if step % self.every == 0:
+            self.save(step, state, metrics=metrics)
+
+    def save(self, step: int, state: Any, block: bool = False, metrics: Mapping[str, float] | None = None) -> bool:
+        """Save a state in the background. All ranks must call it for the same steps.
+
+        What optimizers in the state own is copied while the program goes on, until their next step; everything else
+        before this returns.
+
+        Args:
+            step: number of steps done.
+            state: nested dicts, lists and tuples of tensors, numpy arrays, numbers, text, and of what has state_dict
+                and load_state_dict; other objects are pickled.
+            block: return when it is committed, and raise when it is not.
+            metrics: figures to keep with the checkpoint.
+
+        Returns:
+            Whether a save was begun; False where the step is committed already, or both slots are still in use.
+
+        Raises:
+            StateError: something in the state can't be saved. Nothing was written.
+            SaveError: an earlier save failed and the policy is "raise"; or this one did and block is set.
+        """
+        self._open()
+        self._report()
+        number = _step_number(step)
+        if block:
+            self._saver.idle()
+        newest = self._saver.newest
+        if newest is not None and newest.job.step == number and newest.error is None:
+            return False  # under way already
+        figures = _figures(metrics)
+        serial = self._next_serial()
+        job = Job(self.directory, number, serial, self.rank, self.world_size, self.attempt, figures, self._deadline_s)
+        try:
+            if commit.is_committed(job, self._files):
+                return False
+            walked = states.walk(state)
+            save = self._saver.begin(job, walked.leaves + states.documents(walked.structure))
+        except BaseException as error:
+            self._give_up(job, f"{type(error).__name__}: {error}", False)
+            if isinstance(error, OSError):
+                return self._failed_at_once(job, error, block)
+            raise
+        if save is None:
+            why = f"step {number} was left out: the two saves before it are still being written; save less often"
+            self._give_up(job, why, True)
+            self._warn(why)
+            return False
+        for optimizer in walked.optimizers:
+            if optimizer not in self._hooks:
+                self._hooks[optimizer] = optimizer.register_step_pre_hook(_before_step(weakref.ref(self._saver)))
+        if block:
+            save.done.wait()
+            if save.error is not None:
+                self._saver.failed.clear()
+                raise self._as_save_error(job, save.error) from save.error
+        return True
+
+    def _failed_at_once(self, job: Job, error: OSError, block: bool) -> bool:
+        failure = self._as_save_error(job, error)
+        if block or self._policy == "raise":
+            raise failure from error
+        self._warn(str(failure))
+        return False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the newest save is committed, or has failed.
+
+        Args:
+            timeout: longest wait, in seconds; None: as long as it takes (each of its parts has a deadline).
+
+        Returns:
+            Whether everything that was begun is committed.
+
+        Raises:
+            SaveError: a save failed and the policy is "raise".
+        """
+        newest = self._saver.newest
+        if newest is None:
+            return True
+        if not newest.done.wait(timeout):
+            return False
+        self._report()
+        return newest.error is None
+
+    @property
+    def last_committed(self) -> int | None:
+        """The newest step that is committed, None where there is none."""
+        if self._saver.last_step is None and not self._listed:
+            self._listed = True
+            found = catalog.list_checkpoints(self.directory)
+            self._saver.last_step = found[-1].step if found else None
+        return self._saver.last_step
+
+    def close(self, timeout: float | None = None) -> None:
+        """Wait for the save under way, then give the staging memory back. Closing again does nothing.
+
+        Args:
+            timeout: longest wait, in seconds; None: as long as it takes (each of its parts has a deadline).
+
+        Raises:
+            SaveError: a save failed and the policy is "raise".
+        """
+        if self._closed:
+            return
+        self._closed = True
+        for handle in self._hooks.values():
+            handle.remove()
+        self._saver.close(timeout)
+        self._finalizer()
+        self._report()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # After an error the other ranks may be gone: what is nearly written is worth a moment, not a deadline.
+        self.close(None if kind is None else AT_EXIT_S)
+
+    # ------------------------------------------------------------------ restoring
+
+    def restore(self, state: Any, strict: bool = True) -> int:
+        """Fill a state from the newest checkpoint that all ranks can have. All ranks must call it, before any save.
+
+        Existing tensors, arrays, modules and optimizers are filled in place. Nothing is touched before every byte has
+        been compared with its checksum and all ranks have agreed.
+
+        Args:
+            state: as given to `save`.
+            strict: whether what is missing, extra or of another shape is an error; False takes what fits and says so.
+
+        Returns:
+            The step; 0 where there is nothing.
+
+        Raises:
+            StateError: the checkpoint does not fit; names every place that does not. Nothing was touched.
+            CorruptCheckpoint: there are checkpoints, and none is whole. Nothing was touched.
+        """
+        self._open()
+        meeting = self._meet_to_restore()
+        left = self._slots.left()
+        by_source = {f"memory:{item.attempt}:{item.step}": item for item in left}
+        candidates: dict[str, Candidate] = {}
+        segment = self._slots.take()
+
+        def room(nbytes: int) -> shm.Segment | None:
+            return segment if segment is not None and not self._slots.fits(segment, nbytes) else None
+
+        def examine(proposal: Proposal) -> dict[str, Any]:
+            candidate = Candidate(state, self.rank, strict, self._unpickle, self._files, room)
+            candidates.clear()
+            candidates[proposal.source] = candidate
+            if proposal.source.startswith("memory:"):
+                item = by_source[f"{proposal.source}:{proposal.step}"]
+                return candidate.examine_memory(item.entries, item.places, item.segment).to_json()
+            try:
+                found = catalog.read_checkpoint(self.directory / proposal.source, self._files)
+            except CorruptCheckpoint as error:
+                return {"faults": [str(error)], "unreadable": "", "unfit": ""}
+            except OSError as error:
+                return {"faults": [], "unreadable": str(error), "unfit": ""}
+            return candidate.examine_file(found).to_json()
+
+        held = [(item.step, item.attempt) for item in left if item.world_size == self.world_size]
+        try:
+            outcome = agree(meeting, self.rank, self._propose, held, examine)
+            if outcome.source:
+                candidate = candidates[outcome.source]
+                candidate.take()
+                if candidate.left_out:
+                    self._warn(f"restored step {outcome.step} without what does not fit: {candidate.left_out}")
+                log.info("restored step %d from %s", outcome.step, outcome.source)
+        except BaseException as error:
+            meeting.give_up(f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            if segment is not None:
+                self._slots.give(segment)
+        if self.rank == 0:
+            housekeeping.put_aside(self.directory, outcome.damaged, self._fence, self._files)
+            meeting.tell("settled", outcome.step)
+        meeting.hear("settled", 0)  # no rank may ask for a damaged step's name before it is free
+        candidates.clear()
+        by_source.clear()
+        left.clear()
+        self._slots.adopt()
+        return outcome.step
+
+    def _propose(self, held: list[Any]) -> list[Proposal]:
+        committed = []
+        for step, path in catalog.folders(self.directory, self._files):
+            broken = ""
+            try:
+                catalog.read_checkpoint(path, self._files)
+            except CorruptCheckpoint as error:
+                broken = str(error)
+            committed.append((step, path, broken))
+        return proposals(committed, held)
+
+    def _meet_to_restore(self) -> Meeting:
+        serial = self._next_serial()
+        if self.world_size == 1:
+            return Alone()
+        folder = self.directory / f".restore.{self.attempt}.{serial}"
+        self._files.make_dir(folder)
+        return FileMeeting(folder, self.rank, self.world_size, self._files, self._clock, self._deadline_s, "restore")
+
+    # ------------------------------------------------------------------ reporting
+
+    def _open(self) -> None:
+        if self._closed:
+            raise UsageError("this Checkpointer is closed")
+
+    def _next_serial(self) -> int:
+        """Number of this meeting. Ranks call the same methods in the same order, so they have the same numbers."""
+        key = (str(self.directory), self.attempt, self.rank)
+        _serials[key] = _serials.get(key, -1) + 1
+        return _serials[key]
+
+    def _give_up(self, job: Job, reason: str, left_out: bool) -> None:
+        """Tell the other ranks that this one does not take part in a save."""
+        try:
+            commit.meet(job, self._files, self._clock).give_up(reason, left_out)
+        except OSError as error:
+            log.warning("other ranks could not be told that %s: %s", reason, error)
+
+    def _as_save_error(self, job: Job, error: BaseException) -> SaveError:
+        if isinstance(error, SaveError):
+            return error
+        return SaveError(f"step {job.step} was not saved: {error}", step=job.step, path=self.directory)
+
+    def _report(self) -> None:
+        """Report saves that failed since the last call."""
+        while self._saver.failed:
+            save = self._saver.failed.popleft()
+            assert save.error is not None
+            error = self._as_save_error(save.job, save.error)
+            if self._policy == "raise" and not isinstance(save.error, LeftOut):
+                raise error from save.error
+            self._warn(str(error))
+
+    def _say_once(self, message: str) -> None:
+        """Say something once."""
+        if message not in self._said:
+            self._said.add(message)
+            self._warn(message)
+
+    def _warn(self, message: str) -> None:
+        log.warning("%s", message)
+        warnings.warn(message, SaveWarning, stacklevel=3)
+
+
+def _before_step(owner: weakref.ref[Saver]) -> Callable[..., None]:
+    """The hook that an optimizer calls before it changes anything."""
+
+    def hook(*_: object) -> None:
+        saver = owner()
+        if saver is not None:
+            saver.before_update()
+
+    return hook
+
+
+def _finish(saver: Saver, slots: Slots, folder: shm.Folder) -> None:
+    """Also at the end of a program that did not close: what was begun is committed, and no memory stays behind."""
+    try:
+        saver.close(AT_EXIT_S)
+    finally:
+        slots.close()
+        folder.close()
+
+
+def _check(rank: int, world_size: int, keep: int | Keep, every: int, policy: str) -> None:
+    if world_size < 1 or not 0 <= rank < world_size:
+        raise UsageError(f"rank={rank} of world_size={world_size}: ranks go from 0 to world_size - 1")
+    if every < 1:
+        raise UsageError(f"every={every}: a number of steps, at least 1")
+    if (keep.last if isinstance(keep, Keep) else keep) < 1:
+        raise UsageError(f"keep={keep}: at least 1")
+    if policy not in ("raise", "warn"):
+        raise UsageError(f"on_save_error={policy!r}: 'raise' or 'warn'")
+
+
+def _step_number(step: int) -> int:
+    if not isinstance(step, int) or isinstance(step, bool) or step < 0:
+        raise UsageError(f"step={step!r}: a whole number, 0 or more")
+    return step
+
+
+def _figures(metrics: Mapping[str, float] | None) -> dict[str, float]:
+    """Figures as numbers; what is none is left out, since a figure never stops a save."""
+    found = {}
+    for name, value in (metrics or {}).items():
+        try:
+            found[str(name)] = float(value.detach() if isinstance(value, torch.Tensor) else value)
+        except (TypeError, ValueError):
+            log.warning("the figure %s=%r is no number and is not kept", name, value)
+    return found

@@ -1,0 +1,334 @@
+"""Puts a state together again: matches a stored structure with the live state, then fills it in place.
+
+Two phases, so that nothing is touched before everything is known to fit and to be whole. `match` compares and says
+where the bytes of each array must go; `Match.apply`, called when those bytes are there and verified, hands them over.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import pickle
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from transom_hpc.base.errors import StateError
+
+from . import dtypes, names
+from .layout import Entry
+from .state import Node, Stateful, keyed, unwrap, walk
+
+_ABSENT: Any = object()
+
+Ready = Callable[[], Any]
+"""Gives the value of one place of the state, once the bytes are there."""
+
+
+@dataclass(slots=True)
+class Target:
+    """An array that wants the bytes of a stored one.
+
+    Args:
+        array: the live tensor or array, or a new one.
+        fresh: whether it is new, so that bytes may be put in before they are verified.
+    """
+
+    array: torch.Tensor | np.ndarray[Any, Any]
+    fresh: bool
+
+
+@dataclass(slots=True)
+class Match:
+    """A stored state held against a live one.
+
+    Args:
+        targets: for each stored array that is wanted, where it goes.
+        objects: names of pickled objects that are wanted.
+        missing: places of the live state for which nothing is stored.
+        extra: what is stored and has no place in the live state.
+        misshaped: what is stored with another shape, type or kind.
+    """
+
+    targets: dict[str, list[Target]] = field(default_factory=dict)
+    objects: dict[str, bytes] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+    extra: list[str] = field(default_factory=list)
+    misshaped: list[str] = field(default_factory=list)
+    _ready: list[Ready] = field(default_factory=list)
+
+    def complain(self) -> str:
+        """What does not fit, whole; empty where everything does."""
+        parts = [
+            f"{label}: {', '.join(sorted(places))}"
+            for label, places in (
+                ("not in the checkpoint", self.missing),
+                ("only in the checkpoint", self.extra),
+                ("different", self.misshaped),
+            )
+            if places
+        ]
+        return "; ".join(parts)
+
+    def apply(self) -> None:
+        """Hand everything over that is not an array's bytes: numbers, objects, load_state_dict calls."""
+        for ready in self._ready:
+            ready()
+
+
+def match(structure: Mapping[str, Node], entries: Mapping[str, Entry], state: Any, unpickle: bool = False) -> Match:
+    """Hold a stored state against the live one. Changes nothing.
+
+    Args:
+        structure: documents for each outermost key, as `state.walk` made them.
+        entries: what is stored, by name.
+        state: the live state.
+        unpickle: whether to unpickle objects also where the live state holds none of that type.
+
+    Raises:
+        StateError: the live state itself can't be a target (a lambda, a tensor without storage).
+    """
+    walk(state)  # what could not be saved can't be restored either; named here, before anything is read
+    matcher = _Matcher(entries, unpickle)
+    found = matcher.found
+    root = structure.get(names.join(()))
+    if root is not None and root[0] == "root":
+        ready = matcher.node(root[1], state, (), "inplace")
+        found._ready.append(lambda: _same(ready(), state))
+        return found
+    items = [[document[1], names.unescape(key), document[2]] for key, document in structure.items()]
+    ready = matcher.mapping(items, state, (), "inplace")
+    found._ready.append(lambda: _same(ready(), state))
+    return found
+
+
+def _same(value: Any, state: Any) -> None:
+    if value is not state:
+        raise StateError("the state itself can't be replaced; wrap it in a dict", name="the state")
+
+
+class _Matcher:
+    """Walks both. `how` is "inplace" (containers are filled), "reuse" (containers are new, tensors that fit are
+    filled) or "build" (everything is new)."""
+
+    def __init__(self, entries: Mapping[str, Entry], unpickle: bool) -> None:
+        self.found = Match()
+        self._entries = entries
+        self._unpickle = unpickle
+        self._built: dict[str, torch.Tensor | np.ndarray[Any, Any]] = {}
+
+    def node(self, node: Node, live: Any, parts: tuple[str, ...], how: str) -> Ready:
+        if not isinstance(node, list):
+            return self._keep_kind(node, live, parts, how)
+        kind = node[0]
+        if kind in ("tensor", "array", "longbytes", "longbytearray"):
+            return self._array(node, live, parts, how)
+        if kind in ("dict", "odict"):
+            return self.mapping(node[1], live, parts, how, OrderedDict if kind == "odict" else dict)
+        if kind in ("list", "tuple", "named"):
+            return self._sequence(node, live, parts, how)
+        if kind in ("module", "optimizer", "object"):
+            return self._stateful(node, live, parts)
+        if kind == "pickle":
+            return self._pickled(node[1], live, parts)
+        return self._keep_kind(node, live, parts, how)
+
+    def _keep_kind(self, node: Node, live: Any, parts: tuple[str, ...], how: str) -> Ready:
+        """A plain value. It replaces any other plain value, but never an array or a container of the live state."""
+        value = plain(node)
+        if how == "inplace" and isinstance(live, (torch.Tensor, np.ndarray, dict, list, Stateful)):
+            self.found.misshaped.append(f"{names.place(parts)} (stored: {_short(value)}; here: {type(live).__name__})")
+            return lambda: live
+        return lambda: value
+
+    def mapping(
+        self, items: list[Any], live: Any, parts: tuple[str, ...], how: str, make: type[dict[Any, Any]] = dict
+    ) -> Ready:
+        held: dict[Any, Any] = live if isinstance(live, dict) else {}
+        if how == "inplace" and not isinstance(live, dict):
+            self.found.misshaped.append(f"{names.place(parts)} (stored: a dict; here: {type(live).__name__})")
+            return lambda: live
+        ready: list[tuple[Any, Ready]] = []
+        stored = set()
+        for key_node, text, node in items:
+            key = plain(key_node)
+            stored.add(_typed(key))
+            here = (*parts, text)
+            if key not in held and how == "inplace":
+                self.found.extra.append(names.place(here))
+                continue
+            ready.append((key, self.node(node, held.get(key, _ABSENT), here, how)))
+        if how == "inplace":
+            self.found.missing += [
+                names.place((*parts, text)) for key, text, _ in keyed(held, parts) if _typed(key) not in stored
+            ]
+
+        def finish() -> Any:
+            values = [(key, value()) for key, value in ready]
+            if how != "inplace":
+                return make(values)
+            for key, value in values:
+                if held[key] is not value:
+                    held[key] = value
+            return held
+
+        return finish
+
+    def _sequence(self, node: Node, live: Any, parts: tuple[str, ...], how: str) -> Ready:
+        kind, items = node[0], node[-1]
+        wanted: Any = list if kind == "list" else tuple
+        fits = isinstance(live, wanted)
+        if how == "inplace" and not fits:
+            self.found.misshaped.append(f"{names.place(parts)} (stored: a {kind}; here: {type(live).__name__})")
+            return lambda: live
+        if how == "inplace" and len(live) != len(items):
+            self.found.misshaped.append(f"{names.place(parts)} (stored: {len(items)} items; here: {len(live)})")
+            return lambda: live
+        held = live if fits else ()
+        ready = [
+            self.node(item, held[i] if i < len(held) else _ABSENT, (*parts, str(i)), how)
+            for i, item in enumerate(items)
+        ]
+
+        def finish() -> Any:
+            values = [value() for value in ready]
+            if kind == "named":
+                cls = type(live) if fits and live is not _ABSENT else _named(node[1])
+                return live if _all_same(values, held) else cls(*values)
+            if how != "inplace":
+                return wanted(values)
+            if kind == "list":
+                for i, value in enumerate(values):
+                    if live[i] is not value:
+                        live[i] = value
+                return live
+            return live if _all_same(values, held) else tuple(values)
+
+        return finish
+
+    def _array(self, node: Node, live: Any, parts: tuple[str, ...], how: str) -> Ready:
+        kind, name = node[0], node[1]
+        entry = self._entries.get(name)
+        if entry is None:
+            self.found.missing.append(f"{names.place(parts)} (its bytes belong to another rank)")
+            return lambda: live
+        if kind in ("longbytes", "longbytearray"):
+            whole = self._new(entry)
+            return lambda: (bytes if kind == "longbytes" else bytearray)(np.asarray(whole).tobytes())
+        is_tensor = dtypes.is_torch(entry.dtype)
+        if how == "inplace" or (how == "reuse" and isinstance(live, (torch.Tensor, np.ndarray))):
+            other = _difference(entry, live, is_tensor)
+            if other and how == "inplace":
+                self.found.misshaped.append(f"{names.place(parts)} ({other})")
+                return lambda: live
+            if not other:
+                self.found.targets.setdefault(name, []).append(Target(live, fresh=False))
+                return lambda: live
+            if how == "reuse" and "shape" in other:
+                self.found.misshaped.append(f"{names.place(parts)} ({other})")
+        new = self._new(entry)
+        return lambda: new
+
+    def _new(self, entry: Entry) -> torch.Tensor | np.ndarray[Any, Any]:
+        """A new array for a stored one; the same one for the same name, so that what was tied is tied again."""
+        if entry.name not in self._built:
+            new: torch.Tensor | np.ndarray[Any, Any]
+            if dtypes.is_torch(entry.dtype):
+                new = torch.empty(entry.global_shape, dtype=getattr(torch, entry.dtype))
+            else:
+                new = np.empty(entry.global_shape, dtype=dtypes.numpy_dtype(entry.dtype))
+            self._built[entry.name] = new
+            self.found.targets.setdefault(entry.name, []).append(Target(new, fresh=True))
+        return self._built[entry.name]
+
+    def _pickled(self, name: str, live: Any, parts: tuple[str, ...]) -> Ready:
+        if name not in self._entries:
+            self.found.missing.append(f"{names.place(parts)} (its bytes belong to another rank)")
+            return lambda: live
+        wanted = self._unpickle or (live is not _ABSENT and not isinstance(live, (torch.Tensor, np.ndarray, Stateful)))
+        if not wanted:
+            self.found.misshaped.append(
+                f"{names.place(parts)} (stored as a pickled object, which is only unpickled with unpickle=True)"
+            )
+            return lambda: live
+        self.found.objects[name] = b""
+        return lambda: pickle.loads(self.found.objects[name])
+
+    def _stateful(self, node: Node, live: Any, parts: tuple[str, ...]) -> Ready:
+        kind, inner_node = node
+        if live is _ABSENT or not isinstance(live, Stateful) or isinstance(live, type):
+            self.found.misshaped.append(f"{names.place(parts)} (stored: a {kind}; here: {type(live).__name__})")
+            return lambda: live
+        from .owners import load_module, load_object, load_optimizer
+
+        load = {"module": load_module, "optimizer": load_optimizer}.get(kind, load_object)
+        inner = unwrap(live)
+        if kind == "module" and not isinstance(inner, torch.nn.Module):
+            load = load_object
+        if kind == "optimizer" and not isinstance(inner, torch.optim.Optimizer):
+            load = load_object
+        finish = load(self, inner_node, inner, parts)
+
+        def done() -> Any:
+            finish()
+            return live
+
+        return done
+
+
+def plain(node: Node) -> Any:
+    """The value that a node without arrays stands for."""
+    if not isinstance(node, list):
+        return node
+    kind = node[0]
+    if kind == "float":
+        return float.fromhex(node[1])
+    if kind == "complex":
+        return complex(float.fromhex(node[1]), float.fromhex(node[2]))
+    if kind == "bytes":
+        return base64.b64decode(node[1])
+    if kind == "bytearray":
+        return bytearray(base64.b64decode(node[1]))
+    if kind == "scalar":
+        return np.frombuffer(base64.b64decode(node[2]), dtype=dtypes.numpy_dtype(node[1]))[0]
+    if kind in ("tuple", "set", "frozenset"):
+        return {"tuple": tuple, "set": set, "frozenset": frozenset}[kind](plain(item) for item in node[1])
+    raise StateError(f"the checkpoint has a kind of value that this version does not know: {kind!r}", name=str(kind))
+
+
+def _typed(key: Any) -> Any:
+    return (type(key), key)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def _all_same(values: list[Any], held: Any) -> bool:
+    return len(values) == len(held) and all(a is b for a, b in zip(values, held, strict=True))
+
+
+def _named(where: str) -> Any:
+    module, _, qualname = where.partition(":")
+    found: Any = importlib.import_module(module)
+    for part in qualname.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _difference(entry: Entry, live: Any, is_tensor: bool) -> str:
+    """Why the stored array can't be put into the live one; empty where it can."""
+    stored = f"stored: {list(entry.global_shape)} {entry.dtype}"
+    if not isinstance(live, torch.Tensor if is_tensor else np.ndarray):
+        return f"{stored}; here: {'nothing' if live is _ABSENT else type(live).__name__}"
+    dtype = dtypes.of_torch(str(live.dtype)) if is_tensor else dtypes.of_numpy(live.dtype)
+    if tuple(live.shape) != entry.global_shape:
+        return f"{stored}; here: shape {list(live.shape)}"
+    if dtype != entry.dtype:
+        return f"{stored}; here: {dtype}"
+    return ""

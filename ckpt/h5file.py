@@ -1,0 +1,137 @@
+"""The hand on h5py: makes the HDF5 file with every dataset in place and no data in it.
+
+Datasets are contiguous, allocated early, never filled and aligned, so that the offset of each is known before a byte is
+written; who writes the bytes is elsewhere (direct). Restoring does not need this: the manifest has the offsets.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import dtypes
+from .layout import Shard
+
+ALIGN = 4096
+_META_BYTES = 1 << 16
+"""HDF5 asks for space for names and types in runs of this many bytes, so that it does not scatter them."""
+
+
+def _h5py() -> Any:
+    """h5py, without starting MPI.
+
+    An h5py with MPI starts it when imported. Under srun without a matching MPI type that aborts the program, so MPI is
+    left as the program has it.
+    """
+    if "h5py" not in sys.modules and "mpi4py.MPI" not in sys.modules:
+        try:
+            import mpi4py
+        except ImportError:
+            pass
+        else:
+            before = mpi4py.rc.initialize
+            mpi4py.rc.initialize = False
+            try:
+                import h5py
+            finally:
+                mpi4py.rc.initialize = before
+    import h5py
+
+    return h5py
+
+
+def lay_out(
+    path: Path, shards: Sequence[Shard], attributes: Mapping[str, Any], alignment: int = ALIGN
+) -> dict[str, int]:
+    """Make the file.
+
+    Args:
+        path: of a file that does not exist yet.
+        shards: what will be in it.
+        attributes: of the file, for people who open it with other tools.
+        alignment: each dataset begins at a multiple of this many bytes.
+
+    Returns:
+        The byte offset of each dataset by its path; those without bytes are left out.
+
+    Raises:
+        OSError: the file could not be made.
+    """
+    h5py = _h5py()
+    offsets: dict[str, int] = {}
+    with h5py.File(
+        path,
+        "x",
+        libver=("earliest", "v110"),
+        alignment_threshold=1,
+        alignment_interval=alignment,
+        meta_block_size=_META_BYTES,
+        locking=False,  # the folder is ours alone, and locks fail on some file systems (ENOLCK, ENOSYS)
+    ) as file:
+        for name, value in attributes.items():
+            file.attrs[name] = value
+        links = h5py.h5p.create(h5py.h5p.LINK_CREATE)
+        links.set_create_intermediate_group(True)
+        links.set_char_encoding(h5py.h5t.CSET_UTF8)
+        how = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        how.set_layout(h5py.h5d.CONTIGUOUS)
+        how.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+        how.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+        for shard in shards:
+            dataset = _create(h5py, file, shard, how, links)
+            if shard.entry.nbytes:
+                offsets[shard.path] = int(dataset.get_offset())
+        _virtual(h5py, file, shards)
+    return offsets
+
+
+def _create(h5py: Any, file: Any, shard: Shard, how: Any, links: Any) -> Any:
+    entry = shard.entry
+    attributes: tuple[tuple[str, str], ...] = ()
+    if dtypes.is_object(entry.dtype):
+        if entry.dtype == dtypes.JSON:
+            kind = h5py.h5t.py_create(h5py.string_dtype("ascii", max(1, entry.nbytes)))
+        else:
+            kind = h5py.h5t.py_create(np.dtype(f"V{max(1, entry.nbytes)}"), logical=True)
+        space = h5py.h5s.create(h5py.h5s.SCALAR)
+        attributes = (("holds", entry.dtype),)
+    else:
+        held = dtypes.storage(entry.dtype)
+        kind = h5py.h5t.py_create(held.dtype, logical=True)
+        shape = entry.shape if held.per_element == 1 else (*entry.shape, held.per_element)
+        space = h5py.h5s.create(h5py.h5s.SCALAR) if shape == () else h5py.h5s.create_simple(shape)
+        attributes = held.attributes
+    dataset = h5py.h5d.create(file.id, shard.path.encode("utf-8"), kind, space, how, links)
+    if attributes:
+        wrapped = h5py.Dataset(dataset)
+        for name, value in attributes:
+            wrapped.attrs[name] = value
+    return dataset
+
+
+def _virtual(h5py: Any, file: Any, shards: Sequence[Shard]) -> None:
+    """For each array in parts, one dataset of the whole shape that shows the parts together."""
+    parts: dict[str, list[Shard]] = {}
+    for shard in shards:
+        if shard.path.startswith("/shards/"):
+            parts.setdefault(shard.entry.name, []).append(shard)
+    for name, found in parts.items():
+        entry = found[0].entry
+        held = dtypes.storage(entry.dtype)
+        if held.per_element != 1:
+            continue
+        layout = h5py.VirtualLayout(shape=entry.global_shape, dtype=held.dtype)
+        for shard in found:
+            if not shard.entry.nbytes:
+                continue
+            where = tuple(
+                slice(start, start + count) for start, count in zip(shard.entry.start, shard.entry.shape, strict=True)
+            )
+            layout[where] = h5py.VirtualSource(".", shard.path, shape=shard.entry.shape)
+        dataset = file.create_virtual_dataset(f"/{name}", layout)
+        for key, value in held.attributes:
+            dataset.attrs[key] = value

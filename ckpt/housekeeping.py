@@ -1,0 +1,90 @@
+"""Keeps a checkpoint directory in order: what dead attempts left, old checkpoints, damaged ones. Rank 0 only.
+
+Everything that goes is renamed first to a name that no reader takes for a checkpoint, so that a half-deleted one is
+never seen.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import catalog, fence, manifest, retention
+from .fence import Fence
+from .files import Files
+from .retention import Keep
+
+log = logging.getLogger("transom_hpc.ckpt")
+
+_DAMAGED = ".damaged-"
+
+
+def clean(directory: Path, attempt: str, files: Files) -> list[str]:
+    """Remove the temporary folders of older attempts.
+
+    Returns:
+        Their names. What belongs to a newer attempt is left.
+    """
+    removed = []
+    for name in sorted(files.names(directory)):
+        owner = fence.attempt_of(name)
+        if owner is not None and owner < attempt:
+            try:
+                files.remove(directory / name)
+            except OSError as error:
+                log.warning("%s could not be removed: %s", directory / name, error)
+                continue
+            removed.append(name)
+    return removed
+
+
+def clean_own(directory: Path, attempt: str, serial: int, files: Files) -> None:
+    """Remove what this attempt's saves that failed, and its restore, left: all ranks are past them.
+
+    Args:
+        serial: of a save that all ranks have finished; only what is older goes.
+    """
+    for name in sorted(files.names(directory)):
+        if fence.attempt_of(name) == attempt and int(name.rpartition(".")[2]) < serial:
+            files.remove(directory / name)
+
+
+def retain(directory: Path, keep: Keep, fence_: Fence, serial: int, files: Files) -> tuple[int, ...]:
+    """Delete committed checkpoints that are not to be kept, and damaged ones that were put aside.
+
+    Returns:
+        The steps that went.
+
+    Raises:
+        SaveError: a newer attempt has the directory; nothing was deleted.
+    """
+    committed = {found.step: found for found in catalog.list_checkpoints(directory)}
+    metrics = {step: found.manifest.metrics for step, found in committed.items()}
+    doomed = retention.superfluous(list(committed), metrics, keep)
+    for step in doomed:
+        fence_.check()
+        trash = directory / f".trash-{manifest.folder(step)}.{fence_.attempt}.{serial}"
+        files.rename(committed[step].path, trash)
+        files.remove(trash)
+    for name in files.names(directory):
+        if name.startswith(_DAMAGED):
+            fence_.check()
+            files.remove(directory / name)
+    return doomed
+
+
+def put_aside(directory: Path, damaged: Sequence[str], fence_: Fence, files: Files) -> None:
+    """Take the names away from checkpoints whose bytes have changed, so that their steps can be saved again.
+
+    They are kept, for people to look at, until the next checkpoint is committed.
+    """
+    for name in damaged:
+        target = directory / f"{_DAMAGED}{name}.{fence_.attempt}"
+        try:
+            fence_.check()
+            files.rename(directory / name, target)
+        except OSError as error:
+            log.warning("the damaged checkpoint %s could not be put aside: %s", directory / name, error)
+        else:
+            log.warning("the damaged checkpoint of %s was put aside as %s", name, target)

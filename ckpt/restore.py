@@ -1,0 +1,282 @@
+"""Restoring on one rank: finds the newest checkpoint that all ranks can have, and fills the live state from it.
+
+Every byte that a rank needs is read and compared with its checksum before any of it reaches the live state: arrays that
+the state holds already are read into a staging segment (which the first save needs anyway, so nothing is held that
+would not be) and copied from there when all ranks have agreed; arrays that the state does not hold yet, such as an
+optimizer's before its first step, are read straight into their final memory, which nobody sees before the agreement.
+Where there is no room for a segment, the file is read twice instead: once to compare, once to fill.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+
+from transom_hpc.base.errors import CorruptCheckpoint, StateError
+
+from . import catalog, direct, dtypes, fill, lanes, staging
+from .catalog import Checkpoint, Fault
+from .files import Files
+from .layout import Entry, blocks
+from .manifest import Stored
+from .shm import Segment, align
+from .state import Leaf
+
+
+@dataclass(slots=True)
+class Found:
+    """What one rank says about one candidate.
+
+    Args:
+        faults: bytes that are not those that were written.
+        unreadable: why the file could not be read; empty where it could.
+        unfit: why the live state can't take it; empty where it can.
+    """
+
+    faults: list[str] = field(default_factory=list)
+    unreadable: str = ""
+    unfit: str = ""
+
+    @property
+    def good(self) -> bool:
+        """Whether this rank can restore from it."""
+        return not (self.faults or self.unreadable or self.unfit)
+
+    def to_json(self) -> dict[str, Any]:
+        """As other ranks read it."""
+        return {"faults": self.faults[:20], "unreadable": self.unreadable, "unfit": self.unfit}
+
+
+class Candidate:
+    """One checkpoint held against the live state of one rank.
+
+    Args:
+        state: the live state.
+        rank: this rank.
+        strict: whether everything must fit.
+        unpickle: see Checkpointer.restore.
+        room: gives a segment with room for so many bytes; None where there is none.
+    """
+
+    def __init__(
+        self, state: Any, rank: int, strict: bool, unpickle: bool, files: Files, room: Callable[[int], Segment | None]
+    ) -> None:
+        self._state = state
+        self._rank = rank
+        self._strict = strict
+        self._unpickle = unpickle
+        self._files = files
+        self._room = room
+        self._match: fill.Match | None = None
+        self._bytes: dict[str, Callable[[int, int], memoryview]] = {}
+        self._later: list[tuple[Path, list[Stored]]] = []
+        self.left_out = ""
+
+    def examine_file(self, checkpoint: Checkpoint) -> Found:
+        """Read and compare all that this rank needs of a checkpoint. The live state is not touched."""
+        mine = [item for item in checkpoint.manifest.stored if item.rank in (None, self._rank)]
+        stored = {item.entry.name: item for item in mine}
+        found = Found()
+        try:
+            documents = self._documents(checkpoint, mine, found)
+            if found.good and self._fits(documents, {n: i.entry for n, i in stored.items()}, found):
+                self._read(checkpoint, stored, found)
+        except OSError as error:
+            found.unreadable = f"{checkpoint.path}: {error}"
+        return found
+
+    def examine_memory(self, entries: Sequence[Entry], places: Sequence[int], segment: Segment) -> Found:
+        """Compare all that is in a segment of this node. The live state is not touched."""
+        found = Found()
+        held = {entry.name: (entry, at) for entry, at in zip(entries, places, strict=True)}
+        jobs = [
+            lambda e=entry, a=at, i=i, b=begin, n=end: _compare(segment, e, a, i, b, n, found)
+            for entry, at in held.values()
+            for i, (begin, end) in enumerate(blocks(entry.nbytes))
+        ]
+        lanes.run(jobs)
+        if not found.good:
+            return found
+        documents = {
+            name.partition("/")[2]: json.loads(bytes(segment.data(at, at + entry.nbytes)))
+            for name, (entry, at) in held.items()
+            if entry.dtype == dtypes.JSON
+        }
+        if self._fits(documents, {name: entry for name, (entry, _) in held.items()}, found):
+            self._bytes = {
+                name: lambda begin, end, at=at: segment.data(at + begin, at + end)  # type: ignore[misc]
+                for name, (_, at) in held.items()
+            }
+        return found
+
+    def _documents(self, checkpoint: Checkpoint, mine: Sequence[Stored], found: Found) -> dict[str, Any]:
+        """The structure, read and compared."""
+        read: dict[str, bytearray] = {}
+        wanted = [item for item in mine if item.entry.dtype == dtypes.JSON]
+        for item in wanted:
+            read[item.entry.name] = bytearray(item.entry.nbytes)
+        _transfer(self._files, checkpoint.path, wanted, lambda n, b, e: memoryview(read[n])[b:e], found)
+        if not found.good:
+            return {}
+        return {name.partition("/")[2]: json.loads(bytes(data)) for name, data in read.items()}
+
+    def _fits(self, documents: Mapping[str, Any], entries: Mapping[str, Entry], found: Found) -> bool:
+        try:
+            match = fill.match(documents, entries, self._state, self._unpickle)
+        except StateError as error:
+            found.unfit = str(error)
+            return False
+        problems = match.complain()
+        if problems and self._strict:
+            found.unfit = f"the checkpoint does not fit the state: {problems}; strict=False takes what fits"
+            return False
+        self.left_out = problems
+        self._match = match
+        return True
+
+    def _read(self, checkpoint: Checkpoint, stored: Mapping[str, Stored], found: Found) -> None:
+        assert self._match is not None
+        rooms: dict[str, memoryview] = {
+            name: memoryview(bytearray(stored[name].entry.nbytes)) for name in self._match.objects
+        }
+        held: list[Stored] = []
+        for name, targets in self._match.targets.items():
+            fresh = next((t for t in targets if t.fresh), None)
+            there = memory(fresh.array) if fresh is not None else None
+            if there is not None:
+                rooms[name] = there
+            elif stored[name].entry.nbytes:
+                held.append(stored[name])
+        segment = self._room(sum(align(item.entry.nbytes) for item in held)) if held else None
+        if segment is not None:
+            at = 0
+            for item in held:
+                rooms[item.entry.name] = segment.data(at, at + item.entry.nbytes)
+                at += align(item.entry.nbytes)
+        elif held:
+            self._later = [(checkpoint.path, held)]
+            _transfer(self._files, checkpoint.path, held, None, found)
+        direct = [stored[name] for name in rooms]
+        _transfer(self._files, checkpoint.path, direct, lambda n, b, e: rooms[n][b:e], found)
+        self._bytes = {name: lambda b, e, n=name: rooms[n][b:e] for name in rooms}  # type: ignore[misc]
+
+    def take(self) -> None:
+        """Fill the live state. Called when all ranks can.
+
+        Raises:
+            CorruptCheckpoint: the bytes changed between the two readings, where there was no room for a segment.
+        """
+        assert self._match is not None
+        match = self._match
+        for name in match.objects:
+            match.objects[name] = bytes(self._bytes[name](0, 1 << 62))
+        for path, items in self._later:
+            self._read_again(path, items)
+        jobs: list[Callable[[], None]] = []
+        for name, targets in match.targets.items():
+            if name in self._bytes:
+                jobs += [job for target in targets for job in _fill(target, name, self._bytes[name])]
+        lanes.run(jobs, 2)
+        for targets in match.targets.values():
+            for target in targets:
+                if isinstance(target.array, torch.Tensor) and not target.fresh and not target.array.is_inference():
+                    torch.autograd.graph.increment_version(target.array)
+        match.apply()
+
+    def _read_again(self, path: Path, items: Sequence[Stored]) -> None:
+        assert self._match is not None
+        found = Found()
+        for item in items:
+            room = np.empty(item.entry.nbytes, dtype=np.uint8)
+            _transfer(self._files, path, [item], lambda _, b, e, room=room: room.data[b:e], found)  # type: ignore[misc]
+            if not found.good:
+                raise CorruptCheckpoint(f"{path} changed while it was being read: {found.faults[0]}", path=path)
+            for target in self._match.targets[item.entry.name]:
+                for job in _fill(target, item.entry.name, lambda b, e, room=room: room.data[b:e]):  # type: ignore[misc]
+                    job()
+
+
+def _transfer(
+    files: Files,
+    path: Path,
+    items: Sequence[Stored],
+    into: Callable[[str, int, int], memoryview] | None,
+    found: Found,
+) -> None:
+    """Read arrays and compare them, several blocks at a time."""
+    for name in sorted({item.file for item in items}):
+        with direct.Target(files, path / name, os.O_RDONLY) as source:
+
+            def job(item: Stored, index: int, begin: int, end: int, source: direct.Target = source) -> None:
+                room = into(item.entry.name, begin, end) if into is not None else None
+                faults = catalog.check_block(source, item, index, begin, end, room)
+                found.faults.extend(str(fault) for fault in faults)
+
+            wanted = catalog.blocks_of(item for item in items if item.file == name)
+            lanes.run([lambda w=w: job(*w) for w in wanted])  # type: ignore[misc]
+
+
+def _compare(segment: Segment, entry: Entry, at: int, index: int, begin: int, end: int, found: Found) -> None:
+    if xxhash.xxh3_128_hexdigest(segment.data(at + begin, at + end)) != entry.sums[index]:
+        found.faults.append(str(Fault(segment.path.name, entry.name, None, at + begin, "the bytes have changed")))
+
+
+def memory(array: torch.Tensor | np.ndarray[Any, Any]) -> memoryview | None:
+    """The array's own bytes, to be written to; None where its elements do not lie together in this machine's memory."""
+    if array.nbytes == 0 or (isinstance(array, np.ndarray) and not array.flags.writeable):
+        return None
+    return staging.in_place(
+        Leaf("", array.detach() if isinstance(array, torch.Tensor) else array, "", (), array.nbytes)
+    )
+
+
+def _fill(target: fill.Target, name: str, data: Callable[[int, int], memoryview]) -> list[Callable[[], None]]:
+    """Jobs that put an array's bytes into its place."""
+    array = target.array
+    if array.nbytes == 0:
+        return []
+    there = memory(array)
+    if there is None:
+        return [lambda: _fill_scattered(array, name, data(0, array.nbytes))]
+    whole = data(0, array.nbytes)
+    if direct.address(there) == direct.address(whole):
+        return []
+    return [lambda b=b, e=e: _move(there, whole, b, e) for b, e in blocks(array.nbytes)]  # type: ignore[misc]
+
+
+def _move(there: memoryview, data: memoryview, begin: int, end: int) -> None:
+    np.copyto(np.frombuffer(there[begin:end], dtype=np.uint8), np.frombuffer(data[begin:end], dtype=np.uint8))
+
+
+def _fill_scattered(array: torch.Tensor | np.ndarray[Any, Any], name: str, data: memoryview) -> None:
+    flat = np.frombuffer(data, dtype=np.uint8)
+    if isinstance(array, np.ndarray):
+        np.copyto(array, flat.view(array.dtype).reshape(array.shape))
+        return
+    with torch.no_grad():
+        live = array.detach()
+        if live.element_size() == 1:
+            live = live.view(torch.uint8)
+        source = staging.tensor_over(flat, live.dtype, tuple(live.shape))
+        for axis, stride in enumerate(live.stride()):
+            if stride == 0 and live.shape[axis] > 1:  # an expanded tensor: all along this axis is one element
+                if not torch.equal(bits(source), bits(source.narrow(axis, 0, 1).expand_as(source))):
+                    raise StateError(
+                        f"{name}: expanded here, but the stored values differ along axis {axis}; make it contiguous",
+                        name=name,
+                    )
+                live, source = live.narrow(axis, 0, 1), source.narrow(axis, 0, 1)
+        live.copy_(source)
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as bytes, so that NaN equals NaN."""
+    return tensor.contiguous().view(torch.uint8) if tensor.dim() else tensor.reshape(1).view(torch.uint8)

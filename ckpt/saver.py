@@ -1,0 +1,191 @@
+"""The background of saving: stages states into slots, and writes and commits them one after the other.
+
+Knows nothing of policies: what fails is kept until someone asks.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from transom_hpc.base.clock import Clock
+from transom_hpc.base.errors import CheckpointError
+
+from . import commit, housekeeping, staging
+from .commit import Job
+from .direct import Writer
+from .fence import Fence
+from .files import Files
+from .layout import BLOCK_BYTES, Entry
+from .retention import Keep
+from .shm import Segment
+from .slots import Slots
+from .state import Leaf
+
+log = logging.getLogger("transom_hpc.ckpt")
+
+
+@dataclass(slots=True)
+class Save:
+    """A save on its way.
+
+    Args:
+        job: what it is.
+        source: where its bytes come from.
+        segment: the slot that it uses; None where it is written straight from the live tensors.
+        done: set when it is committed or has failed.
+        error: why it failed.
+    """
+
+    job: Job
+    source: staging.Source
+    segment: Segment | None
+    done: threading.Event = field(default_factory=threading.Event)
+    error: BaseException | None = None
+
+
+class Saver:
+    """The saves of one rank.
+
+    Args:
+        slots: where to stage.
+        writer: puts bytes into the file.
+        keep: what is kept of what is committed.
+        say: tells the program's user something, once.
+    """
+
+    def __init__(
+        self,
+        slots: Slots,
+        writer: Writer,
+        fence: Fence,
+        files: Files,
+        clock: Clock,
+        keep: Keep,
+        say: Callable[[str], None],
+    ) -> None:
+        self._slots = slots
+        self._writer = writer
+        self._fence = fence
+        self._files = files
+        self._clock = clock
+        self._keep = keep
+        self._say = say
+        self._lock = threading.Lock()
+        self._queue: deque[Save] = deque()
+        self._thread: threading.Thread | None = None
+        self._copying: staging.Staged | None = None
+        self.newest: Save | None = None
+        self.failed: deque[Save] = deque()
+        self.last_step: int | None = None
+
+    def begin(self, job: Job, leaves: Sequence[Leaf]) -> Save | None:
+        """Stage a state and have it written.
+
+        Returns:
+            The save, which is over already where there was no room to stage it; None where both slots are in use.
+
+        Raises:
+            OSError: the staging folder failed.
+        """
+        self.before_update()
+        segment = self._slots.take()
+        if segment is None:
+            return None
+        try:
+            why = self._slots.fits(segment, staging.size(leaves) + _table_bytes(leaves))
+            if why:
+                self._slots.give(segment)
+                self._say(f"{why}; saves are written straight from the live tensors, and the program waits for them")
+                save = Save(job, staging.Straight(leaves, job.step), None)
+                self._enqueue(save)
+                save.done.wait()
+                return save
+            staged = staging.Staged(leaves, segment, job.step, self._declare(segment, job))
+            staged.begin()
+        except BaseException:
+            self._slots.give(segment)
+            raise
+        self._copying = staged
+        save = Save(job, staged, segment)
+        self._enqueue(save)
+        return save
+
+    def before_update(self) -> None:
+        """Return when everything that was put off is copied. Called before an optimizer changes anything."""
+        if self._copying is not None:
+            self._copying.copied()
+
+    def idle(self, timeout_s: float | None = None) -> bool:
+        """Wait until nothing is under way. Every part of a save has a deadline of its own.
+
+        Returns:
+            Whether it came to that within the time.
+        """
+        thread = self._thread
+        if thread is not None:
+            thread.join(timeout_s)
+            return not thread.is_alive()
+        return True
+
+    def close(self, timeout_s: float | None) -> None:
+        """Wait until nothing is under way, and let go of the state."""
+        if self.idle(timeout_s):
+            self._copying = None
+
+    def _declare(self, segment: Segment, job: Job) -> Callable[[list[Entry], list[int], int], None]:
+        def whole(entries: list[Entry], places: list[int], used: int) -> None:
+            segment.declare_whole(job.step, job.attempt, used, self._slots.table(entries, places))
+
+        return whole
+
+    def _enqueue(self, save: Save) -> None:
+        with self._lock:
+            self._queue.append(save)
+            self.newest = save
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="transom-save", daemon=True)
+                self._thread.start()
+
+    def _work(self) -> None:
+        """The background thread: one save after the other, until none is left."""
+        while True:
+            with self._lock:
+                if not self._queue:
+                    self._thread = None
+                    return
+                save = self._queue.popleft()
+            try:
+                commit.commit(save.job, save.source, self._writer, self._fence, self._files, self._clock)
+                self.last_step = save.job.step
+            except BaseException as error:  # kept for the next call, which reports it by policy
+                save.error = error
+                self.failed.append(save)
+                log.error("step %d was not saved: %s", save.job.step, error)
+            finally:
+                self._let_go(save)
+                save.done.set()
+            if save.error is None and save.job.rank == 0:
+                self._tidy(save.job)
+
+    def _let_go(self, save: Save) -> None:
+        """The slot may be used again when nothing copies into it any more."""
+        if isinstance(save.source, staging.Staged):
+            save.source.settled()
+        if save.segment is not None:
+            self._slots.give(save.segment)
+
+    def _tidy(self, job: Job) -> None:
+        try:
+            housekeeping.retain(job.directory, self._keep, self._fence, job.serial, self._files)
+            housekeeping.clean_own(job.directory, job.attempt, job.serial, self._files)
+        except (OSError, CheckpointError) as error:
+            log.warning("old checkpoints were not removed: %s", error)
+
+
+def _table_bytes(leaves: Sequence[Leaf]) -> int:
+    """Room for the table behind the arrays: generous, since a segment without it is lost to the next program."""
+    return 4096 + sum(500 + 2 * len(leaf.name) + 40 * (leaf.nbytes // BLOCK_BYTES + 1) for leaf in leaves)

@@ -1,0 +1,180 @@
+"""The two staging slots of a rank: which one the next save may use, and what a program before left in them."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import xxhash
+
+from . import budget, manifest, shm
+from .files import Files
+from .layout import Entry
+from .shm import Folder, Segment
+
+SLOTS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A whole segment that an earlier program left.
+
+    Args:
+        step: the training step.
+        attempt: whose.
+        world_size: ranks of that attempt.
+        entries: what is in it.
+        places: where each begins.
+        segment: it.
+    """
+
+    step: int
+    attempt: str
+    world_size: int
+    entries: Sequence[Entry]
+    places: Sequence[int]
+    segment: Segment
+
+
+class Slots:
+    """Segments of one rank in one folder.
+
+    Args:
+        folder: open.
+        directory: the checkpoint directory; segments of another one are not ours.
+        rank: whose.
+        world_size: for the table.
+        attempt: this one.
+        limit: bytes that both slots together may take; None for none.
+        local_ranks: ranks on this node that will ask the same.
+    """
+
+    def __init__(
+        self,
+        folder: Folder,
+        directory: Path,
+        rank: int,
+        world_size: int,
+        attempt: str,
+        files: Files,
+        limit: int | None,
+        local_ranks: int,
+    ) -> None:
+        self._folder = folder
+        self._prefix = f"{xxhash.xxh3_64_hexdigest(str(directory.resolve()).encode())[:8]}-rank-{rank:05d}."
+        self._world_size = world_size
+        self._attempt = attempt
+        self._files = files
+        self._limit = limit
+        self._local_ranks = local_ranks
+        self._lock = threading.Lock()
+        self._free: list[Segment] = []
+        self._made = 0
+
+    def take(self) -> Segment | None:
+        """A slot that no save is using; the one with older contents first. None where both are in use."""
+        with self._lock:
+            if self._made < SLOTS and not self._free:
+                path = self._folder.path / f"{self._prefix}{self._attempt}.{self._made}"
+                self._made += 1
+                return Segment(path, self._files)
+            return self._free.pop(0) if self._free else None
+
+    def give(self, segment: Segment) -> None:
+        """The save that used it is over."""
+        with self._lock:
+            self._free.append(segment)
+
+    def fits(self, segment: Segment, nbytes: int) -> str:
+        """Make room in a slot.
+
+        Returns:
+            Why there is none; empty where there is.
+        """
+        need = shm.HEADER_BYTES + shm.align(nbytes)
+        if need > segment.capacity + shm.HEADER_BYTES:
+            free = budget.room(budget.read(self._folder.path), self._local_ranks, self._limit, self._held())
+            grow = need - segment.capacity
+            if grow > free:
+                return (
+                    f"staging takes {need / 1e6:.0f} MB of shared memory and {free / 1e6:.0f} MB may be used"
+                    f" (in {self._folder.path})"
+                )
+        try:
+            segment.reserve(nbytes)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
+                raise
+            return f"staging {need / 1e6:.0f} MB in {self._folder.path}: {error.strerror}"
+        return ""
+
+    def table(self, entries: Sequence[Entry], places: Sequence[int]) -> bytes:
+        """What a whole segment says it holds."""
+        return json.dumps(
+            {
+                "world_size": self._world_size,
+                "entries": [manifest.entry_to_json(entry) for entry in entries],
+                "places": list(places),
+            },
+            separators=(",", ":"),
+        ).encode()
+
+    def left(self) -> list[Left]:
+        """Whole segments of attempts before this one, newest first."""
+        found = []
+        for path in self._before():
+            segment = Segment(path, self._files)
+            try:
+                segment.open()
+                header = segment.header()
+                if header is None or header.attempt >= self._attempt:
+                    continue
+                table: Mapping[str, object] = json.loads(header.table)
+                entries = [manifest.entry_from_json(item) for item in table["entries"]]  # type: ignore[attr-defined]
+                found.append(
+                    Left(header.step, header.attempt, table["world_size"], entries, table["places"], segment)  # type: ignore[arg-type]
+                )
+            except (OSError, ValueError, KeyError, TypeError):
+                continue  # not whole: of no use to anybody
+        return sorted(found, key=lambda item: (item.step, item.attempt), reverse=True)
+
+    def adopt(self) -> None:
+        """Reuse the memory of earlier attempts: it is warm, and nobody else will."""
+        with self._lock:
+            for path in self._before():
+                mine = self._folder.path / f"{self._prefix}{self._attempt}.{self._made}"
+                segment = Segment(path, self._files)
+                try:
+                    if self._made >= SLOTS:
+                        raise OSError(errno.ENOSPC, "enough slots")
+                    segment.open()
+                    segment.rename(mine)
+                except (OSError, ValueError):
+                    with contextlib.suppress(OSError):
+                        self._files.remove(path)
+                    continue
+                self._made += 1
+                self._free.append(segment)
+
+    def _before(self) -> list[Path]:
+        return [
+            path
+            for path in self._folder.segments(self._prefix)
+            if path.name.removeprefix(self._prefix).rpartition(".")[0] < self._attempt
+        ]
+
+    def _held(self) -> int:
+        return sum(path.stat().st_size for path in self._folder.segments(f"{self._prefix}{self._attempt}."))
+
+    def close(self) -> None:
+        """Give the memory of this attempt back."""
+        with self._lock:
+            self._free.clear()
+            for path in self._folder.segments(self._prefix + self._attempt + "."):
+                with contextlib.suppress(OSError):
+                    self._files.remove(path)

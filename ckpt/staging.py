@@ -1,0 +1,304 @@
+"""Staging: a state's bytes on their way from live tensors to memory that nobody changes.
+
+What the optimizer owns stays as it is until its next step, so it is copied by a thread while the program goes on;
+everything else is copied before `begin` returns. The version counter of each tensor, read when the state was walked
+and again after the copy, proves that nothing was torn: a tensor that changed in between is an error, never written.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import xxhash
+
+from transom_hpc.base.errors import SaveError
+
+from . import dtypes, lanes, names
+from .layout import Entry, blocks
+from .shm import Segment, align
+from .state import Leaf
+
+_AT_ONCE_LANES = 2
+_SMALL_BYTES = 1 << 20
+
+
+class Source(Protocol):
+    """Where a save's bytes come from."""
+
+    outline: Sequence[Entry]
+    """Everything that is held, without checksums."""
+
+    def data(self, index: int, begin: int, end: int) -> memoryview:
+        """Bytes [begin, end) of one entry; waits until they are there.
+
+        Raises:
+            SaveError: they never will be.
+        """
+
+    def entries(self) -> list[Entry]:
+        """Everything that is held, with checksums; waits for them.
+
+        Raises:
+            SaveError
+        """
+
+
+def outline(leaves: Sequence[Leaf]) -> list[Entry]:
+    """What is held, before any checksum is known."""
+    return [
+        Entry(leaf.name, leaf.dtype, leaf.shape, leaf.shape, (0,) * len(leaf.shape), leaf.nbytes, ()) for leaf in leaves
+    ]
+
+
+def size(leaves: Sequence[Leaf]) -> int:
+    """Bytes that the leaves take in a segment, each beginning on a page of its own."""
+    return sum(align(leaf.nbytes) for leaf in leaves)
+
+
+class Staged:
+    """A save that goes through a segment.
+
+    Args:
+        leaves: what to copy.
+        segment: with room for all of it.
+        step: for messages.
+        whole: called with the entries and their places when all bytes are there and summed.
+    """
+
+    def __init__(
+        self,
+        leaves: Sequence[Leaf],
+        segment: Segment,
+        step: int,
+        whole: Callable[[list[Entry], list[int], int], None],
+    ) -> None:
+        self.outline: Sequence[Entry] = outline(leaves)
+        self._leaves = list(leaves)
+        self._segment = segment
+        self._step = step
+        self._whole = whole
+        self._places: list[int] = []
+        at = 0
+        for leaf in leaves:
+            self._places.append(at)
+            at += align(leaf.nbytes)
+        self._used = at
+        self._state = threading.Condition()
+        self._left: list[int] = [0] * len(leaves)
+        self._lazy_left = 0
+        self._waiting: deque[tuple[int, int, int]] = deque()
+        self._error: SaveError | None = None
+        self._entries: list[Entry] | None = None
+        self._thread: threading.Thread | None = None
+
+    def begin(self) -> None:
+        """Copy what may change at any time, and start copying the rest in the background."""
+        self._segment.forget()
+        now: list[Callable[[], None]] = []
+        for index, leaf in enumerate(self._leaves):
+            units = _units(leaf)
+            self._left[index] = len(units)
+            if leaf.lazy:
+                self._lazy_left += len(units)
+                self._waiting.extend((index, begin, end) for begin, end in units)
+            elif leaf.nbytes <= _SMALL_BYTES:
+                for begin, end in units:
+                    self._copy(index, begin, end)
+            else:
+                now += [lambda i=index, b=begin, e=end: self._copy(i, b, e) for begin, end in units]  # type: ignore[misc]
+        if now:
+            lanes.run(now, _AT_ONCE_LANES)
+        self._thread = threading.Thread(target=self._background, name="transom-copy", daemon=True)
+        self._thread.start()
+
+    def copied(self) -> None:
+        """Help to copy what is left, and wait until nothing is. Called before the optimizer changes anything."""
+        if self._lazy_left == 0:
+            return
+        self._help()
+        with self._state:
+            self._state.wait_for(lambda: self._lazy_left == 0)
+
+    def data(self, index: int, begin: int, end: int) -> memoryview:
+        with self._state:
+            self._state.wait_for(lambda: self._left[index] == 0 or self._error is not None)
+            self._raise()
+        return self._segment.data(self._places[index] + begin, self._places[index] + end)
+
+    def entries(self) -> list[Entry]:
+        with self._state:
+            self._state.wait_for(lambda: self._entries is not None or self._error is not None)
+            self._raise()
+            assert self._entries is not None
+            return self._entries
+
+    def settled(self) -> None:
+        """Wait until nothing writes to the segment any more."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _background(self) -> None:
+        try:
+            self._help()
+            with self._state:
+                self._state.wait_for(lambda: self._lazy_left == 0)
+                if self._error is not None:
+                    return
+            entries = [self._summed(index, entry) for index, entry in enumerate(self.outline)]
+            self._whole(entries, self._places, self._used)
+        except BaseException as error:  # the writer must hear of it, whatever it is
+            self._fail(f"copying failed: {type(error).__name__}: {error}", error)
+            return
+        with self._state:
+            self._entries = entries
+            self._state.notify_all()
+
+    def _summed(self, index: int, entry: Entry) -> Entry:
+        at = self._places[index]
+        sums = tuple(xxhash.xxh3_128_hexdigest(self._segment.data(at + b, at + e)) for b, e in blocks(entry.nbytes))
+        return Entry(entry.name, entry.dtype, entry.shape, entry.global_shape, entry.start, entry.nbytes, sums)
+
+    def _help(self) -> None:
+        while True:
+            try:
+                index, begin, end = self._waiting.popleft()
+            except IndexError:
+                return
+            try:
+                self._copy(index, begin, end)
+            finally:
+                with self._state:
+                    self._lazy_left -= 1
+                    if self._lazy_left == 0:
+                        self._state.notify_all()
+
+    def _copy(self, index: int, begin: int, end: int) -> None:
+        leaf = self._leaves[index]
+        try:
+            at = self._places[index]
+            copy(leaf, begin, end, self._segment.array(at + begin, at + end))
+        except Exception as error:  # told to whoever waits for the bytes
+            self._fail(f"{names.shown(leaf.name)} can't be copied: {type(error).__name__}: {error}", error)
+            return
+        with self._state:
+            self._left[index] -= 1
+            if self._left[index]:
+                return
+        why = torn(leaf)
+        if why:
+            self._fail(why, None)
+        with self._state:
+            self._state.notify_all()
+
+    def _fail(self, why: str, cause: BaseException | None) -> None:
+        with self._state:
+            if self._error is None:
+                self._error = SaveError(f"step {self._step} was not saved: {why}", step=self._step)
+                self._error.__cause__ = cause
+            self._state.notify_all()
+
+
+class Straight:
+    """A save that goes from the live tensors straight to the file, while the program waits.
+
+    For states that do not fit into shared memory. Nothing is held twice but one array at a time where its elements do
+    not lie together.
+    """
+
+    def __init__(self, leaves: Sequence[Leaf], step: int) -> None:
+        self.outline: Sequence[Entry] = outline(leaves)
+        self._leaves = list(leaves)
+        self._step = step
+        self._together: tuple[int, memoryview] | None = None
+        self._lock = threading.Lock()
+
+    def data(self, index: int, begin: int, end: int) -> memoryview:
+        return self._whole(index)[begin:end]
+
+    def entries(self) -> list[Entry]:
+        entries = []
+        for index, e in enumerate(self.outline):
+            whole = self._whole(index) if e.nbytes else memoryview(b"")
+            sums = tuple(xxhash.xxh3_128_hexdigest(whole[begin:end]) for begin, end in blocks(e.nbytes))
+            entries.append(Entry(e.name, e.dtype, e.shape, e.global_shape, e.start, e.nbytes, sums))
+            why = torn(self._leaves[index])
+            if why:
+                raise SaveError(f"step {self._step} was not saved: {why}", step=self._step)
+        return entries
+
+    def _whole(self, index: int) -> memoryview:
+        leaf = self._leaves[index]
+        there = in_place(leaf)
+        if there is not None:
+            return there
+        with self._lock:
+            if self._together is None or self._together[0] != index:
+                room = np.empty(leaf.nbytes, dtype=np.uint8)
+                copy(leaf, 0, leaf.nbytes, room)
+                self._together = (index, room.data)
+            return self._together[1]
+
+
+def torn(leaf: Leaf) -> str:
+    """Why the copy may be a mixture of old and new; empty where it is not."""
+    if leaf.version is None or not isinstance(leaf.source, torch.Tensor) or leaf.source._version == leaf.version:
+        return ""
+    place = names.shown(leaf.name)
+    return f"{place} was changed while it was being copied; change it before step(), or in the optimizer's step"
+
+
+def _units(leaf: Leaf) -> list[tuple[int, int]]:
+    if leaf.nbytes == 0:
+        return []
+    return blocks(leaf.nbytes) if in_place(leaf) is not None else [(0, leaf.nbytes)]
+
+
+def in_place(leaf: Leaf) -> memoryview | None:
+    """The leaf's own bytes where they lie together in this machine's memory as they will be stored."""
+    source = leaf.source
+    if isinstance(source, bytes):
+        return memoryview(source)
+    if isinstance(source, np.ndarray):
+        if not source.flags.c_contiguous or leaf.nbytes == 0:
+            return None
+        return _memory(source.__array_interface__["data"][0], leaf.nbytes)
+    plain = source.device.type == "cpu" and source.is_contiguous() and not source.is_conj() and not source.is_neg()
+    return _memory(source.data_ptr(), leaf.nbytes) if plain and leaf.nbytes and source.data_ptr() else None
+
+
+def _memory(pointer: int, nbytes: int) -> memoryview:
+    return memoryview(np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(pointer)).data)
+
+
+def copy(leaf: Leaf, begin: int, end: int, into: np.ndarray[Any, Any]) -> None:
+    """Copy bytes [begin, end) of a leaf; the whole of it where its elements do not lie together."""
+    there = in_place(leaf)
+    if there is not None:
+        ctypes.memmove(
+            into.__array_interface__["data"][0],
+            np.frombuffer(there, dtype=np.uint8).__array_interface__["data"][0] + begin,
+            end - begin,
+        )
+    elif isinstance(leaf.source, np.ndarray):
+        view = into.view(dtypes.numpy_dtype(leaf.dtype)).reshape(leaf.shape)
+        np.copyto(view, leaf.source)
+    elif isinstance(leaf.source, torch.Tensor):
+        source = leaf.source.detach()
+        if source.element_size() == 1:  # whatever the type: bits are copied, and not every type has a copy of its own
+            source = source.view(torch.uint8)
+        tensor_over(into, source.dtype, leaf.shape).copy_(source)
+
+
+def tensor_over(room: np.ndarray[Any, Any], dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    """A tensor of this type and shape whose memory the bytes are."""
+    return torch.from_numpy(room).view(dtype).reshape(shape)

@@ -1,0 +1,330 @@
+"""Takes a state apart: which arrays it holds, and a structure of plain JSON that says how they hang together.
+
+Owns the walk over dicts, lists, torch modules, optimizers and the rest when saving. It copies no array and never
+changes the state. `fill` is its counterpart when restoring.
+
+The structure, one document for each key of the outermost dict so that ranks share what is equal:
+a string, number, boolean or null stands for itself; everything else is a list that begins with its kind.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import pickle
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+
+from transom_hpc.base.errors import StateError
+
+from . import dtypes, names
+
+Node = Any
+"""JSON that stands for a part of the state."""
+
+INLINE_BYTES = 256
+"""`bytes` up to this long are written into the structure, longer ones get a dataset."""
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """What keeps its state by itself: modules, optimizers, schedulers, samplers."""
+
+    def state_dict(self) -> Any:
+        """Its state, as something that can be saved."""
+
+    def load_state_dict(self, state_dict: Any) -> Any:
+        """Take a state back."""
+
+
+@dataclass(slots=True)
+class Leaf:
+    """An array, or the bytes of an object, that has to be copied.
+
+    Args:
+        name: in the file (see layout.Entry).
+        source: the live tensor or array, or bytes that nobody else holds.
+        dtype: element type (see dtypes).
+        shape: of the whole array.
+        lazy: whether it stays as it is until the next optimizer step.
+        version: of the tensor when the state was walked; None where it has no counter.
+    """
+
+    name: str
+    source: torch.Tensor | np.ndarray[Any, Any] | bytes
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    lazy: bool = False
+    version: int | None = None
+
+
+@dataclass(slots=True)
+class Walked:
+    """A state taken apart.
+
+    Args:
+        leaves: what has to be copied, each thing once.
+        structure: for each outermost key (escaped), its document.
+        optimizers: all that were found; what they own is `lazy` among the leaves.
+    """
+
+    leaves: list[Leaf] = field(default_factory=list)
+    structure: dict[str, Node] = field(default_factory=dict)
+    optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
+
+
+def unwrap(value: Any) -> Any:
+    """The module inside wrappers that only change names: data parallel and compiled ones."""
+    while True:
+        if isinstance(value, (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)):
+            value = value.module
+        elif isinstance(value, torch.nn.Module) and "_orig_mod" in value._modules:
+            value = value._modules["_orig_mod"]
+        else:
+            return value
+
+
+def walk(state: Any, lazy: bool = True) -> Walked:
+    """Take a state apart.
+
+    Args:
+        state: nested dicts, lists and tuples of what can be saved.
+        lazy: whether what optimizers own may be copied later.
+
+    Raises:
+        StateError: something in it can't be saved. It is named; nothing was done.
+    """
+    walker = _Walker(Walked())
+    walker.find_optimizers(state)
+    if not lazy:
+        walker.owned.clear()
+    if type(state) in (dict, OrderedDict) and state:
+        for key, name, value in keyed(state, ()):
+            walker.walked.structure[names.escape(name)] = ["key", scalar(key), walker.node(value, (name,))]
+    else:
+        walker.walked.structure[names.join(())] = ["root", walker.node(state, ())]
+    return walker.walked
+
+
+def keyed(mapping: dict[Any, Any], parts: tuple[str, ...]) -> Iterator[tuple[Any, str, Any]]:
+    """The items of a dict, each with the text that stands for its key in names.
+
+    A key that is no text stands as its repr, unless another key of the dict is that text.
+    """
+    taken = {key for key in mapping if type(key) is str}
+    for key, value in mapping.items():
+        if type(key) is str:
+            yield key, key, value
+            continue
+        if not is_scalar(key) and type(key) is not tuple:
+            raise StateError(
+                f"{names.place(parts)}: a key of type {type(key).__name__} can't be saved; use text or numbers as keys",
+                name=names.place(parts),
+            )
+        text = repr(key)
+        while text in taken:
+            text = f"{type(key).__name__}:{text}"
+        taken.add(text)
+        yield key, text, value
+
+
+def is_scalar(value: Any) -> bool:
+    """Whether the value is written into the structure as it stands."""
+    return value is None or type(value) in (bool, int, float, str, complex)
+
+
+def scalar(value: Any) -> Node:
+    """A value that is_scalar, or a tuple of such, as JSON."""
+    if type(value) is float and not math.isfinite(value):
+        return ["float", value.hex()]
+    if type(value) is complex:
+        return ["complex", value.real.hex(), value.imag.hex()]
+    if type(value) is tuple:
+        return ["tuple", [scalar(item) for item in value]]
+    return value
+
+
+def documents(structure: dict[str, Node]) -> list[Leaf]:
+    """The structure as bytes to store, one document for each outermost key."""
+    leaves = []
+    for key, node in structure.items():
+        data = json.dumps(node, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode("ascii")
+        leaves.append(Leaf(f"structure/{key}", data, dtypes.JSON, (len(data),), len(data)))
+    return leaves
+
+
+class _Walker:
+    def __init__(self, walked: Walked) -> None:
+        self.walked = walked
+        self.owned: set[tuple[Any, ...]] = set()
+        self._names: dict[tuple[Any, ...], str] = {}
+        self._inside: set[int] = set()
+
+    def find_optimizers(self, value: Any, depth: int = 0) -> None:
+        """What optimizers own stays unchanged until their next step. Looked for before the walk, since the model
+        often comes first."""
+        if isinstance(value, torch.optim.Optimizer):
+            self.walked.optimizers.append(value)
+            for group in value.param_groups:
+                self.owned.update(_key(p) for p in group["params"])
+            for held in value.state.values():
+                if isinstance(held, dict):
+                    self.owned.update(_key(t) for t in held.values() if isinstance(t, torch.Tensor))
+        elif depth < 8 and isinstance(value, dict):
+            for item in value.values():
+                self.find_optimizers(item, depth + 1)
+        elif depth < 8 and isinstance(value, (list, tuple)):
+            for item in value:
+                self.find_optimizers(item, depth + 1)
+
+    def node(self, value: Any, parts: tuple[str, ...]) -> Node:
+        if value is None or type(value) in (bool, int, str):
+            return value
+        if is_scalar(value):
+            return scalar(value)
+        if isinstance(value, torch.Tensor):
+            return ["tensor", self._tensor(value, parts)]
+        if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+            return ["array", self._array(value, parts)]
+        if isinstance(value, np.generic) and not value.dtype.hasobject:
+            name = dtypes.of_numpy(value.dtype)
+            return ["scalar", name, base64.b64encode(np.asarray(value).tobytes()).decode()]
+        if type(value) in (bytes, bytearray):
+            return self._bytes(value, parts)
+        if id(value) in self._inside:
+            raise StateError(f"{names.place(parts)}: it contains itself", name=names.place(parts))
+        self._inside.add(id(value))
+        try:
+            return self._container(value, parts)
+        finally:
+            self._inside.discard(id(value))
+
+    def _container(self, value: Any, parts: tuple[str, ...]) -> Node:
+        if type(value) in (dict, OrderedDict):
+            kind = "dict" if type(value) is dict else "odict"
+            return [kind, [[scalar(k), n, self.node(v, (*parts, n))] for k, n, v in keyed(value, parts)]]
+        if type(value) in (list, tuple):
+            kind = "list" if type(value) is list else "tuple"
+            return [kind, [self.node(v, (*parts, str(i))) for i, v in enumerate(value)]]
+        if type(value) in (set, frozenset) and all(is_scalar(item) for item in value):
+            items = sorted(value, key=lambda item: (type(item).__name__, repr(item)))
+            return ["set" if type(value) is set else "frozenset", [scalar(item) for item in items]]
+        if not isinstance(value, type) and isinstance(value, Stateful):
+            return self._stateful(value, parts)
+        if _has_tensors(value):
+            if isinstance(value, dict):
+                return ["dict", [[scalar(k), n, self.node(v, (*parts, n))] for k, n, v in keyed(value, parts)]]
+            if isinstance(value, list):
+                return ["list", [self.node(v, (*parts, str(i))) for i, v in enumerate(value)]]
+            if isinstance(value, tuple) and hasattr(value, "_fields"):
+                where = f"{type(value).__module__}:{type(value).__qualname__}"
+                return ["named", where, [self.node(v, (*parts, str(i))) for i, v in enumerate(value)]]
+        return self._pickled(value, parts)
+
+    def _stateful(self, value: Any, parts: tuple[str, ...]) -> Node:
+        inner = unwrap(value)
+        kind = "object"
+        if isinstance(inner, torch.nn.Module):
+            kind = "module"
+        elif isinstance(inner, torch.optim.Optimizer):
+            kind = "optimizer"
+        try:
+            held = inner.state_dict()
+        except Exception as error:
+            place = names.place(parts)
+            raise StateError(
+                f"{place}: its state_dict() failed: {type(error).__name__}: {error}", name=place
+            ) from error
+        return [kind, self.node(dict(held) if isinstance(held, OrderedDict) else held, parts)]
+
+    def _tensor(self, tensor: torch.Tensor, parts: tuple[str, ...]) -> str:
+        dtype = self._tensor_dtype(tensor, parts)
+        key = _key(tensor)
+        name = "tensors/" + names.join(parts)
+        known = self._names.setdefault(key, name) if tensor.numel() else name
+        if known == name:
+            lazy = key in self.owned and tensor.numel() > 0 and not tensor.is_inference()
+            version = None if tensor.is_inference() else tensor._version
+            nbytes = tensor.numel() * tensor.element_size()
+            self.walked.leaves.append(Leaf(name, tensor.detach(), dtype, tuple(tensor.shape), nbytes, lazy, version))
+        return known
+
+    def _tensor_dtype(self, tensor: torch.Tensor, parts: tuple[str, ...]) -> str:
+        why = ""
+        dtype = dtypes.of_torch(str(tensor.dtype))
+        if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+            why = f"a {type(tensor).__name__} has no storage of its own; save what it is made of"
+        elif tensor.layout is not torch.strided:
+            why = f"a tensor of layout {tensor.layout} can't be saved; save its indices and values"
+        elif tensor.device.type == "meta":
+            why = "a tensor on the meta device has no data"
+        elif tensor.is_quantized or dtype is None:
+            why = f"element type {tensor.dtype} can't be saved; save its integer representation"
+        if why:
+            raise StateError(f"{names.place(parts)}: {why}", name=names.place(parts))
+        return dtype or ""
+
+    def _array(self, array: np.ndarray[Any, Any], parts: tuple[str, ...]) -> str:
+        facts = array.__array_interface__
+        key = (facts["data"][0], array.shape, array.strides, array.dtype.str)
+        name = "tensors/" + names.join(parts)
+        known = self._names.setdefault(key, name) if array.size else name
+        if known == name:
+            dtype = dtypes.of_numpy(array.dtype) or ""
+            self.walked.leaves.append(Leaf(name, array, dtype, array.shape, array.nbytes))
+        return known
+
+    def _bytes(self, value: bytes | bytearray, parts: tuple[str, ...]) -> Node:
+        kind = "bytes" if type(value) is bytes else "bytearray"
+        if len(value) <= INLINE_BYTES:
+            return [kind, base64.b64encode(value).decode()]
+        name = "tensors/" + names.join(parts)
+        whole = np.frombuffer(bytes(value), dtype=np.uint8)
+        self.walked.leaves.append(Leaf(name, whole, "numpy:|u1", whole.shape, len(value)))
+        return [f"long{kind}", name]
+
+    def _pickled(self, value: Any, parts: tuple[str, ...]) -> Node:
+        place = names.place(parts)
+        try:
+            data = pickle.dumps(value, protocol=5)
+        except Exception as error:
+            raise StateError(
+                f"{place}: a {type(value).__name__} can't be saved ({type(error).__name__}: {error}); "
+                "leave it out of the state, or give it state_dict and load_state_dict",
+                name=place,
+            ) from error
+        name = "objects/" + names.join(parts)
+        self.walked.leaves.append(Leaf(name, data, dtypes.PICKLE, (len(data),), len(data)))
+        return ["pickle", name]
+
+
+def _key(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """The same for two tensors that are the same memory seen the same way: tied weights, detached aliases."""
+    try:
+        pointer = tensor.data_ptr()
+    except RuntimeError:  # no storage: refused later, by name
+        return (id(tensor),)
+    return (
+        pointer,
+        str(tensor.device),
+        tuple(tensor.shape),
+        tensor.stride(),
+        tensor.dtype,
+        tensor.is_conj(),
+        tensor.is_neg(),
+    )
+
+
+def _has_tensors(value: Any, depth: int = 0) -> bool:
+    """Whether a container holds arrays, so that it is taken apart and not pickled whole."""
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return depth < 20 and any(
+        isinstance(item, (torch.Tensor, np.ndarray, Stateful)) or _has_tensors(item, depth + 1) for item in items
+    )
