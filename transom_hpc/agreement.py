@@ -106,17 +106,44 @@ def find_agreement(world_size: int) -> Agreement | None:
     """
     if world_size == 1:
         return Alone()
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+    if _torch_is_up():
         return TorchAgreement()
-    mpi = sys.modules.get("mpi4py.MPI")
-    if mpi is not None and mpi.Is_initialized():
-        size = mpi.COMM_WORLD.Get_size()
-        if size == world_size:
-            return MpiAgreement()
+    size = _mpi_size()
+    if size == world_size:
+        return MpiAgreement()
+    if size is not None:
         raise UsageError(
             f"{world_size} processes were started, but MPI sees {size}: each would take itself for rank 0. "
             "Set `mpi` in the site config to a type that `srun --mpi=list` shows and that your MPI was built for",
             world_size=world_size,
         )
     return None
+
+
+def say_to_all(text: str, world_size: int) -> str | None:
+    """Give every rank the text of rank 0; None where the ranks don't talk to each other yet. All ranks must call it."""
+    if world_size == 1:
+        return text
+    if _torch_is_up():
+        import torch.distributed as dist
+
+        said = [text]
+        dist.broadcast_object_list(said)
+        return said[0]
+    if _mpi_size() == world_size:
+        from mpi4py import MPI
+
+        heard: str = MPI.COMM_WORLD.bcast(text)
+        return heard
+    return None
+
+
+def _torch_is_up() -> bool:
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_available() and bool(distributed.is_initialized())
+
+
+def _mpi_size() -> int | None:
+    """How many ranks the program's MPI has; None where the program has not started it."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    return int(mpi.COMM_WORLD.Get_size()) if mpi is not None and mpi.Is_initialized() else None

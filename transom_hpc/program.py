@@ -13,7 +13,8 @@ from types import FrameType
 from typing import Any
 
 from transom_hpc import ckpt
-from transom_hpc.agreement import Agreement, find_agreement
+from transom_hpc.agreement import Agreement, find_agreement, say_to_all
+from transom_hpc.base.clock import SystemClock
 from transom_hpc.base.errors import UsageError
 from transom_hpc.monitors.heartbeat import HeartbeatWriter
 from transom_hpc.tol.phases import EXIT_STOPPED
@@ -59,6 +60,8 @@ class Checkpointer(ckpt.Checkpointer):
 
         The launcher's environment says where the run directory is, which attempt this is, and how often to save; RANK
         and WORLD_SIZE (or Slurm's, or Open MPI's, names for them) say which rank. An argument beats the environment.
+        Several ranks without a job must be able to talk to each other by now (torch.distributed is initialised, or
+        mpi4py imported), and all must call it.
 
         Args:
             options: as for Checkpointer; None counts as not given. `directory` is needed only without a job.
@@ -85,6 +88,9 @@ class Checkpointer(ckpt.Checkpointer):
             raise UsageError(
                 "not inside a run: start the program with transom submit, or give Checkpointer.from_env(directory=...)"
             )
+        if values["world_size"] > 1 and values.get("attempt") is None and "SLURM_JOB_ID" not in environment:
+            # torchrun's name of a start is random or always the same, mpirun has none: neither says what came later
+            values["attempt"] = say_to_all(f"T{SystemClock().wall():%Y%m%dT%H%M%S.%f}", values["world_size"])
         checkpointer = cls(**values)
         if shm and run:
             checkpointer._join_run(Path(shm), environment)
