@@ -12,14 +12,15 @@ class Arrivals:
 
     Args:
         after_s: a peer not heard for longer than this is silent.
-        first_after_s: the same for one that has never been heard: it may still be starting.
+        start_s: nobody who has never been heard is silent before this much time has passed since `now`: it may still
+            be starting.
         gap_s: when two calls of `tick` lie further apart, the receiver did not run in between.
         now: the receiver's clock, in seconds.
     """
 
-    def __init__(self, after_s: float, first_after_s: float, gap_s: float, now: float) -> None:
+    def __init__(self, after_s: float, start_s: float, gap_s: float, now: float) -> None:
         self._after_s = after_s
-        self._first_after_s = max(first_after_s, after_s)
+        self._start_until = now + start_s
         self._gap_s = gap_s
         self._tick = now
         self._heard: dict[int, float] = {}  # rank -> time of the last arrival
@@ -46,6 +47,8 @@ class Arrivals:
         gap, self._tick = now - self._tick, now
         if gap <= self._gap_s:
             return 0.0
+        if self._tick - gap < self._start_until:
+            self._start_until += gap
         for times in (self._heard, self._asked):
             for rank, time in times.items():
                 times[rank] = min(now, time + gap)
@@ -72,10 +75,12 @@ class Arrivals:
 
     def silent(self, now: float) -> frozenset[int]:
         """The expected peers that have been silent for longer than the deadline."""
-        return frozenset(rank for rank in self._asked if self.waited(rank, now) > self._limit(rank))
-
-    def _limit(self, rank: int) -> float:
-        return self._after_s if rank in self._heard else self._first_after_s
+        starting = now <= self._start_until
+        return frozenset(
+            rank
+            for rank in self._asked
+            if self.waited(rank, now) > self._after_s and (rank in self._heard or not starting)
+        )
 
 
 def blame(

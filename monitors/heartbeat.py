@@ -137,6 +137,7 @@ class HeartbeatWriter:
             return
         try:
             now = time.monotonic_ns()
+            step = int(step)
             if self._step_ns and step > self._step:
                 self._step_s = (now - self._step_ns) / 1e9 / (step - self._step)
             self._step, self._step_ns = step, now
@@ -145,7 +146,7 @@ class HeartbeatWriter:
                 self._loss = float(loss)
                 self._flags |= _HAS_LOSS
             if saved_step is not None:
-                self._saved_step = saved_step
+                self._saved_step = int(saved_step)
                 self._flags |= _HAS_SAVED
             if stall_s is not None:
                 self._stall_s += stall_s

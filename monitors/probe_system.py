@@ -40,7 +40,7 @@ class SystemProbe:
         figures: dict[str, float | None] = {}
         for probe in (_cpu_counters, _disk_counters, _network_counters, _own_counters):
             counters |= _answer(probe)
-        for gauge in (_memory, _load, _pressure, _own_memory, lambda: _free(self._shm)):
+        for gauge in (_memory, _swap, _load, _pressure, _own_memory, lambda: _free(self._shm)):
             figures |= _answer(gauge)
         figures |= rates(self._counters, counters, now - self._time_s)
         self._counters, self._time_s = counters, now
@@ -119,6 +119,10 @@ def _memory() -> dict[str, float]:
     if memory.total > 0:
         figures["memory_use"] = 1.0 - memory.available / memory.total
     return figures
+
+
+def _swap() -> dict[str, float]:
+    return {"swap_used_bytes": float(psutil.swap_memory().used)}
 
 
 def _load() -> dict[str, float]:

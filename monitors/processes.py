@@ -52,6 +52,7 @@ def end_program(attempt: str, exclude_pids: Collection[int] = (), deadline_s: fl
     spared = {me.pid, *exclude_pids, *(p.pid for p in me.parents()), *(p.pid for p in me.children(recursive=True))}
     killed: set[int] = set()
     until = time.monotonic() + deadline_s
+    empty = 0
     while True:
         found = [process for process in _processes_of(attempt) if process.pid not in spared]
         for process in found:
@@ -60,7 +61,8 @@ def end_program(attempt: str, exclude_pids: Collection[int] = (), deadline_s: fl
                 killed.add(process.pid)
             except psutil.Error:  # gone meanwhile
                 pass
-        if not found or time.monotonic() >= until:
+        empty = 0 if found else empty + 1
+        if empty >= (2 if killed else 1) or time.monotonic() >= until:  # one may have slipped through while we looked
             return sorted(killed)
         time.sleep(0.02)
 

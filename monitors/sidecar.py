@@ -45,7 +45,8 @@ class SidecarConfig:
         shm: the job's folder in shared memory, where the heartbeats are.
         run_dir: the run directory, for the readings; None keeps none.
         hosts: names of the hosts in the order of the ranks, for those that never speak; may be empty.
-        supervisor_pid: the launcher's process on the host of rank 0; None if there is none to watch.
+        supervisor_pid: the launcher's process, on the host of rank 0; None if there is none to watch. One that is not
+            found at the start is not watched.
         period_s: between two samples.
         ping_s: between two pings.
         silent_after_s: a host not heard for longer is silent; None is three periods.
@@ -253,9 +254,9 @@ class Sidecar:
     def _check_supervisor(self, now: float) -> None:
         """Rank 0: the launcher's process is on this host; when it has ended, this rank speaks for the job."""
         pid = self._config.supervisor_pid
-        if pid is None or self._hook is not None:
+        if pid is None or self._supervisor is None or self._hook is not None:
             return
-        if self._supervisor is not None and is_running(pid, self._supervisor):
+        if is_running(pid, self._supervisor):
             self._supervisor_gone_since = None
         elif self._supervisor_gone_since is None:
             self._supervisor_gone_since = now
@@ -264,7 +265,13 @@ class Sidecar:
 
     def _supervisor_start(self) -> int | None:
         pid = self._config.supervisor_pid
-        return None if pid is None else start_ticks(pid)
+        if pid is None:
+            return None
+        started = start_ticks(pid)
+        if not started or not is_running(pid, started):  # in another container, perhaps: never take that for its end
+            _say(f"{self._host}: there is no process {pid}; the launcher's end will not be noticed, only its host's")
+            return None
+        return started
 
     def _call_orphaned(self, dead: tuple[str, ...], evidence: str) -> None:
         def call() -> None:

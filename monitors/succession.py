@@ -14,7 +14,7 @@ The rules:
    with itself are at least two and at least half of all. One rank that still hears a lower one is enough to wait: then
    the lower one is not dead. Exactly half is allowed, so that 2 of 4 can go on; what is done is done through Slurm,
    which serves one side only.
-4. A rank is cut off when, for a time, it neither heard the rank that it follows nor led as many as rule 3 asks for. It
+4. A rank is cut off when for a time it hears nobody (having asked everybody), or leads fewer than rule 3 asks for. It
    tells those who follow it, and they are cut off with it. With two hosts rank 1 is cut off, and rank 0 goes on.
 5. Rank 0 is cut off when at least two others fall silent at once and nobody is left (`detect_silence.blame`).
 6. Who leaves says so, and is not missed. When rank 0 leaves, everybody leaves.
@@ -46,6 +46,7 @@ class Word(IntFlag):
     LEAVING = 2  # I leave; do not miss me
     ISOLATED = 4  # I take myself and those who follow me for cut off
     SPOKEN = 8  # I have spoken for the job
+    HEARS = 16  # I hear the rank that I follow
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ def decode_ping(record: bytes) -> Ping | None:
     magic, follows, number, words, host = _PING.unpack(record)
     if magic != _MAGIC:
         return None
-    return Ping(host.rstrip(b"\0").decode(errors="replace"), follows, number, Word(words & 15))
+    return Ping(host.rstrip(b"\0").decode(errors="replace"), follows, number, Word(words & 31))
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +151,8 @@ class Member:
         self._left: set[int] = set()
         self._named: frozenset[int] = frozenset()
         self._sent: dict[int, float] = {}
-        self._good = now + rules.start_deadline_s  # last moment of good standing (rule 4)
+        self._good = now + rules.start_deadline_s  # last moment of good standing (rule 4); ahead until there was one
+        self._joined = False
         self._led_since: float | None = now if rank == 0 else None
         self._spoken = False
         self._expect(now)
@@ -169,8 +171,6 @@ class Member:
             if Word.LEAVING in ping.words:
                 self._left.add(source)
                 self._arrivals.forget(source)
-            else:
-                self._left.discard(source)
 
     def host(self, rank: int) -> str | None:
         """The host of a rank as it named itself; None as long as it has not."""
@@ -211,6 +211,8 @@ class Member:
         asking = {rank for rank, ping in self._pings.items() if Word.WANTS in ping.words}
         answered = {rank for rank in asking - wanted - self._left if self._arrivals.is_heard(rank, now)}
         words = Word.SPOKEN if self._spoken else Word(0)
+        if self._arrivals.is_heard(self._leader(silent), now):
+            words |= Word.HEARS
         due = []
         for rank in sorted(wanted | answered):
             every = self._rules.ping_s * (10 if rank in silent else 1)
@@ -265,23 +267,31 @@ class Member:
     def _judge_self(self, leader: int, followers: list[int], heard: dict[int, Ping], now: float) -> tuple[bool, bool]:
         """Every other rank: am I cut off, do I speak for the job (rules 3 and 4)."""
         rules = self._rules
+        bad_s = now - self._good
+        led_s = 0.0 if self._led_since is None else now - self._led_since
         if leader != self._rank:
             ping = heard.get(leader)
             if ping is not None and Word.ISOLATED in ping.words:
                 return True, False
             if ping is not None:
-                self._good = max(self._good, now - (self._arrivals.age(leader, now) or 0.0))
-            return now - self._good > rules.isolated_after_s, False
-        if any(ping.follows < self._rank for ping in heard.values()):  # somebody hears a lower one: that one lives
-            self._good = max(self._good, now)
+                self._stood_well(now - (self._arrivals.age(leader, now) or 0.0))
+            return not heard and bad_s > rules.isolated_after_s, False
+        if any(ping.follows < self._rank and Word.HEARS in ping.words for ping in heard.values()):
+            # somebody hears a lower one: that one lives
+            self._stood_well(now)
             return False, False
         group = len(followers) + 1
         if group < 2 or 2 * group < self._size:
-            return now - self._good > rules.isolated_after_s, False
-        self._good = max(self._good, now)
-        settled = len(followers) == len(heard) and now - (self._led_since or now) >= rules.fresh_s
+            heard_out = not heard or led_s > rules.silent_after_s  # the others may still be looking for a leader
+            return heard_out and bad_s > rules.isolated_after_s, False
+        self._stood_well(now)
+        settled = len(followers) == len(heard) and led_s >= rules.fresh_s
         speaks, self._spoken = settled and not self._spoken, self._spoken or settled
         return False, speaks
+
+    def _stood_well(self, when: float) -> None:
+        self._good = max(self._good, when) if self._joined else when
+        self._joined = True
 
     def _leader(self, silent: frozenset[int]) -> int:
         """The lowest rank that is not silent (rule 2)."""
@@ -293,15 +303,18 @@ class Member:
     def _expect(self, now: float) -> None:
         """Wait for those that rule 1 names, and for no others; the silent stay in mind until they are heard."""
         silent = self._arrivals.silent(now)
-        wanted = self._peers(silent)
+        wanted = self._peers(silent, now)
         for rank in self._arrivals.expected() - wanted - silent:
             self._arrivals.forget(rank)
         for rank in wanted:
             self._arrivals.expect(rank, now)
 
-    def _peers(self, silent: frozenset[int]) -> set[int]:
+    def _hears_nobody(self, now: float) -> bool:
+        return self._joined and not any(self._arrivals.is_heard(rank, now) for rank in self._pings)
+
+    def _peers(self, silent: frozenset[int], now: float) -> set[int]:
         others = [rank for rank in range(self._size) if rank != self._rank and rank not in self._left]
-        if self._leader(silent) == self._rank:
+        if self._leader(silent) == self._rank or self._hears_nobody(now):
             return set(others)
         living = [rank for rank in others if rank not in silent]
         below = [rank for rank in living if rank < self._rank]

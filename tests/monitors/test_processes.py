@@ -1,0 +1,90 @@
+"""Ending a program, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from transom_hpc.monitors.heartbeat import start_ticks
+from transom_hpc.monitors.processes import end_program, is_running
+
+
+@pytest.fixture
+def attempt() -> str:
+    return f"A9{os.getpid()}-L01"  # nobody else's, whatever runs on this machine
+
+
+@pytest.fixture
+def started() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+_ORPHAN = "import subprocess, sys; print(subprocess.Popen(['sleep', '60'], stdout=subprocess.DEVNULL).pid, flush=True)"
+
+
+def orphan(attempt: str, stack: ExitStack) -> int:
+    """A process of an attempt that is not a child of this one."""
+    environment = {**os.environ, "TRANSOM_ATTEMPT": attempt}
+    answer = subprocess.run([sys.executable, "-c", _ORPHAN], stdout=subprocess.PIPE, env=environment, check=True)
+    pid = int(answer.stdout)
+    stack.callback(end_quietly, pid)
+    return pid
+
+
+def end_quietly(pid: int) -> None:
+    try:
+        os.kill(pid, 9)
+    except ProcessLookupError:
+        pass
+
+
+def test_only_processes_of_the_attempt_end(attempt: str, started: ExitStack) -> None:
+    mine, other, spared = (orphan(name, started) for name in (attempt, attempt + "9", attempt))
+    assert end_program(attempt, {spared}) == [mine]
+    assert not is_running(mine, 0)
+    assert is_running(other, 0)
+    assert is_running(spared, 0)
+    assert end_program("A9-no-such-attempt") == []
+
+
+_STUBBORN = """
+import os, time
+until = time.monotonic() + 20
+while time.monotonic() < until:  # hands over to a successor all the time: one pass is not enough
+    time.sleep(0.03)
+    if os.fork():
+        time.sleep(0.03)
+        os._exit(0)
+"""
+
+
+def test_a_program_that_forks_all_the_time_ends_too(attempt: str, started: ExitStack) -> None:
+    environment = {**os.environ, "TRANSOM_ATTEMPT": attempt}
+    shell = f"{sys.executable} -c '{_STUBBORN}' >/dev/null 2>&1 &"
+    subprocess.run(["sh", "-c", shell], env=environment, check=True)
+    time.sleep(1.0)
+    killed = end_program(attempt, deadline_s=10.0)
+    assert killed
+    assert end_program(attempt) == []
+    assert started is not None
+
+
+def test_whether_a_process_runs() -> None:
+    me = os.getpid()
+    assert is_running(me, start_ticks(me))
+    assert is_running(me, 0)
+    assert not is_running(me, start_ticks(me) + 1)  # the number was given to another process
+    child = subprocess.Popen(["true"])
+    until = time.monotonic() + 10
+    while is_running(child.pid, 0) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not is_running(child.pid, 0)  # ended, and not waited for yet
+    child.wait()
+    assert not is_running(child.pid, 0)
