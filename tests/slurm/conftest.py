@@ -22,7 +22,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, s
     """
     folder = tmp_path / "bin"
     folder.mkdir()
-    for tool in ("cat", "sleep", "env", "sh", "grep", "touch"):
+    for tool in ("cat", "sleep", "env", "sh", "mv"):
         (folder / tool).symlink_to(f"/bin/{tool}")
     monkeypatch.setenv("PATH", str(folder))
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -124,6 +126,13 @@ _ENDED_JOB = re.compile(r"invalid job id|already comp", re.IGNORECASE)
 _JOB_SIGNALS = frozenset(
     {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU}
 )
+
+_SHIELD = f"""
+import os, signal, sys
+for number in {sorted(int(one) for one in _JOB_SIGNALS)}:
+    signal.signal(number, signal.SIG_IGN)
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
 
 
 def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -270,13 +279,13 @@ class SlurmCommands:
 
     def _run(self, command: Sequence[str]) -> tuple[int, str, str]:
         """Exit status, output and complaint of one program, within the timeout; nothing of it is left behind."""
-        try:
-            process = self._spawn(command)
-        except FileNotFoundError as error:
+        if not shutil.which(command[0]):
             raise SlurmMissing(
                 f"no Slurm on this machine: {command[0]} not found; load Slurm's module or go to a login node",
                 command=command[0],
-            ) from error
+            )
+        try:
+            process = self._spawn(command)
         except OSError as error:
             raise SlurmUnreachable(f"{command[0]} can't be started: {error}", command=_line(command)) from error
         try:
@@ -294,14 +303,16 @@ class SlurmCommands:
         return process.returncode, output, complaint
 
     def _spawn(self, command: Sequence[str]) -> subprocess.Popen[str]:
-        # A blocked signal stays blocked over fork and exec, is a property of this thread alone, and holds from the
-        # child's first instruction: there is no moment in which a signal finds it unprotected. (SIG_IGN is of the
-        # whole process and is the main thread's to set; a handler is not inherited; a session of its own does not
-        # help, as Slurm signals every process of the job.) Slurm's clients do not unblock it.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _JOB_SIGNALS if self._ignore_term else ())
+        # A blocked signal stays blocked over fork and exec, is a matter of this thread alone, and holds from the
+        # child's first instruction: there is no moment in which it is unprotected. (SIG_IGN belongs to the whole
+        # process and is the main thread's to set; a handler is not inherited; a session of its own does not help, as
+        # Slurm signals every process of the job.) But a shell may unblock it, and at some sites `scontrol` is a shell
+        # script: so the child, protected, then sets SIG_IGN, which no shell takes back, and becomes the program.
+        shield = [sys.executable, "-I", "-S", "-c", _SHIELD] if self._ignore_term else []
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _JOB_SIGNALS if shield else ())
         try:
             return subprocess.Popen(
-                command,
+                [*shield, *command],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
