@@ -78,8 +78,8 @@ def status(name: str, as_json: bool) -> None:
     from rich.console import Console  # here: the other commands do without it
     from rich.table import Table
 
-    kind = "a set of namespaces each" if facts.kind == "namespaces" else "processes of this machine (no root)"
-    click.echo(f"lab {facts.name}: {facts.version}, jobs of user {facts.user}, hosts are {kind}")
+    kind = "" if facts.kind == "namespaces" else ", without root"
+    click.echo(f"lab {facts.name}{kind}: {facts.version}, jobs of user {facts.user}")
     for notice in facts.notices:
         click.echo(f"  {notice}")
     table = Table(box=None, pad_edge=False)

@@ -218,15 +218,8 @@ class NamespaceHosts:
 
     def freeze(self, name: str) -> None:
         first = self._first(name)
-        if first is None:
-            return
-
-        def all_stopped() -> bool:
-            moving = [p for p in processes.same_pid_namespace(first.pid) if not _is_stopped(p)]
-            processes.send(moving, signal.SIGSTOP)
-            return not moving
-
-        wait_until(all_stopped, f"host {name} is not frozen", 10)
+        if first is not None and not processes.stop_all(lambda: processes.same_pid_namespace(first.pid)):
+            raise LabError(f"not all processes of host {name} stand still", host=name)
 
     def thaw(self, name: str) -> None:
         first = self._first(name)
@@ -272,8 +265,3 @@ class NamespaceHosts:
         if outer is None or name == SWITCH:
             return outer
         return next(iter(processes.children(outer.pid)), None)
-
-
-def _is_stopped(process: Process) -> bool:
-    facts = processes.look(process.pid)
-    return facts is None or facts.process != process or facts.state in "TtZX"

@@ -12,7 +12,7 @@ import socket
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from transom_hpc.base.errors import UsageError
+from transom_hpc.base.errors import LabError, UsageError
 from transom_hpc.lab import processes
 from transom_hpc.lab.account import Account, as_user
 from transom_hpc.lab.hosts import here
@@ -86,12 +86,8 @@ class PlainHosts:
         wait_until(all_gone, f"host {name} is not gone", 10)
 
     def freeze(self, name: str) -> None:
-        def all_stopped() -> bool:
-            moving = [p for p in self._all(name) if (facts := processes.look(p.pid)) and facts.state not in "TtZX"]
-            processes.send(moving, signal.SIGSTOP)
-            return not moving
-
-        wait_until(all_stopped, f"host {name} is not frozen", 10)
+        if not processes.stop_all(lambda: self._all(name)):
+            raise LabError(f"not all processes of host {name} stand still", host=name)
 
     def thaw(self, name: str) -> None:
         processes.send(self._all(name), signal.SIGCONT)

@@ -142,6 +142,29 @@ def send(processes: Iterable[Process], number: signal.Signals) -> None:
             os.close(handle)
 
 
+def stop_all(members: Callable[[], Iterable[Process]]) -> bool:
+    """Stop a changing set of processes, those that they start meanwhile too.
+
+    Args:
+        members: who belongs to the set now.
+
+    Returns:
+        Whether all stand still; False after 10 s without that.
+    """
+    told: set[Process] = set()
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        now = set(members())
+        send(now - told, signal.SIGSTOP)
+        # Who waits in the kernel (D) stops before it runs again. A parent in vfork waits so for a child that stands.
+        moving = [p for p in now if (facts := look(p.pid)) and facts.process == p and facts.state not in "TtDZX"]
+        if not moving and now <= told:
+            return True
+        told |= now
+        time.sleep(0.01)
+    return False
+
+
 def tail(log: Path, lines: int = 30) -> str:
     """The last lines of a log, for an error message; empty where there is none."""
     try:
