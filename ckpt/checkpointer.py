@@ -234,21 +234,21 @@ class Checkpointer:
             self._saver.last_step = found[-1].step if found else None
         return self._saver.last_step
 
-    def close(self, timeout: float | None = None) -> None:
+    def close(self) -> None:
         """Wait for the save under way, then give the staging memory back. Closing again does nothing.
-
-        Args:
-            timeout: longest wait, in seconds; None: as long as it takes (each of its parts has a deadline).
 
         Raises:
             SaveError: a save failed and the policy is "raise".
         """
+        self._close(None)
+
+    def _close(self, timeout_s: float | None) -> None:
         if self._closed:
             return
         self._closed = True
         for handle in self._hooks.values():
             handle.remove()
-        self._saver.close(timeout)
+        self._saver.close(timeout_s)
         self._finalizer()
         self._report()
 
@@ -259,7 +259,7 @@ class Checkpointer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # After an error the other ranks may be gone: what is nearly written is worth a moment, not a deadline.
-        self.close(None if kind is None else AT_EXIT_S)
+        self._close(None if kind is None else AT_EXIT_S)
 
     # ------------------------------------------------------------------ restoring
 

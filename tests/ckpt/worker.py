@@ -1,0 +1,148 @@
+"""Programs of several ranks for the tests.
+
+Run as a server, it loads what is slow to load once and forks a process for each rank: a JSON object a line on standard
+input ({"scenario", "facts", "environment", "out", "err"}), a process id a line on standard output. "wait PID" answers
+with the exit status as Popen gives it, "kill PID" sends SIGKILL.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import traceback
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import xxhash
+
+import transom_hpc.ckpt.checkpointer  # noqa: F401  (loaded before the fork)
+from transom_hpc.ckpt import Checkpointer, rng_state
+
+RANK = 0
+WORLD_SIZE = 1
+
+
+def make(facts: dict[str, Any], **options: Any) -> Checkpointer:
+    return Checkpointer(
+        facts["directory"],
+        RANK,
+        WORLD_SIZE,
+        attempt=facts["attempt"],
+        shm=facts["shm"],
+        deadline_s=facts.get("deadline_s", 60.0),
+        keep=facts.get("keep", 3),
+        every=facts.get("every", 2),
+        on_save_error=facts.get("on_save_error", "raise"),
+        **options,
+    )
+
+
+def digest(*tensors: torch.Tensor) -> str:
+    summed = xxhash.xxh3_64()
+    for tensor in tensors:
+        summed.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return summed.hexdigest()
+
+
+def ddp(facts: dict[str, Any]) -> Any:
+    """Train a small model with DistributedDataParallel from where it was; tell the weights' digest after each step."""
+    dist.init_process_group("gloo")
+    torch.manual_seed(7)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.Dropout(0.2), torch.nn.Linear(128, 8))
+    wrapped = torch.nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 50)
+    torch.manual_seed(100 + RANK)
+    np.random.seed(RANK)
+    state = {"model": wrapped, "optimizer": optimizer, "scheduler": scheduler, "rng": rng_state(), "mine": [RANK]}
+    digests = {}
+    with make(facts) as ckpt:
+        start = ckpt.restore(state)
+        for step in range(start, facts["total"]):
+            data = torch.randn(16, 64) + float(np.random.rand())
+            loss = wrapped(data).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            scheduler.step()
+            digests[step + 1] = digest(*model.parameters())
+            ckpt.step(step + 1, state, loss=loss)
+        ckpt.wait()
+        last = ckpt.last_committed
+    dist.destroy_process_group()
+    return {"start": start, "digests": digests, "last": last, "mine": state["mine"]}
+
+
+def arrays(facts: dict[str, Any]) -> Any:
+    """Save numpy arrays, the same on all ranks and private ones, without torch.distributed."""
+    state = {"same": np.arange(300_000, dtype="<f8"), "own": np.full(1000 + RANK, RANK, dtype="<i4")}
+    with make(facts) as ckpt:
+        start = ckpt.restore(state)
+        for step in range(start, facts["total"]):
+            state["same"] += step
+            ckpt.step(step + 1, state)
+        ckpt.wait()
+    return {"start": start, "same": float(state["same"][5]), "own": state["own"].tolist()[:1]}
+
+
+def unlike(facts: dict[str, Any]) -> Any:
+    """One rank's state can't be saved: nobody waits for it."""
+    state: dict[str, Any] = {"x": torch.ones(10)}
+    if facts["bad"] == RANK:
+        state["f"] = lambda: 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with make(facts) as ckpt:
+            try:
+                ckpt.save(2, state, block=True)
+            except Exception as error:
+                return f"{type(error).__name__}: {error}"
+    return "saved"
+
+
+def child(order: dict[str, Any]) -> None:
+    """One rank, in a process of its own."""
+    global RANK, WORLD_SIZE
+    for number, name in ((1, "out"), (2, "err")):
+        os.dup2(os.open(order[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    os.environ.update(order["environment"])
+    RANK, WORLD_SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    try:
+        print(json.dumps(globals()[order["scenario"]](order["facts"])), flush=True)
+        code = 0
+    except SystemExit as error:
+        code = int(error.code or 0)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def serve() -> None:
+    warm = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])
+    del warm
+    for line in sys.stdin:
+        word, _, rest = line.strip().partition(" ")
+        if word == "wait":
+            _, status = os.waitpid(int(rest), 0)
+            print(os.waitstatus_to_exitcode(status), flush=True)
+        elif word == "kill":
+            os.kill(int(rest), signal.SIGKILL)
+            print(0, flush=True)
+        else:
+            pid = os.fork()
+            if pid == 0:
+                child(json.loads(line))
+            print(pid, flush=True)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    serve()
