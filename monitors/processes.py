@@ -6,8 +6,10 @@ Never touches a process of another user or of another attempt.
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Collection
+from pathlib import Path
 
 import psutil
 
@@ -54,30 +56,40 @@ def end_program(attempt: str, exclude_pids: Collection[int] = (), deadline_s: fl
     until = time.monotonic() + deadline_s
     empty = 0
     while True:
-        found = [process for process in _processes_of(attempt) if process.pid not in spared]
-        for process in found:
-            try:
-                process.kill()
-                killed.add(process.pid)
-            except psutil.Error:  # gone meanwhile
-                pass
+        found = {pid for pid in _own_pids() - spared if _kill_if_of(pid, attempt)}
+        killed |= found
         empty = 0 if found else empty + 1
-        if empty >= (2 if killed else 1) or time.monotonic() >= until:  # one may have slipped through while we looked
+        if empty >= (3 if killed else 1) or time.monotonic() >= until:  # one may have slipped through while we looked
             return sorted(killed)
-        time.sleep(0.02)
+        time.sleep(0.01)
 
 
-def _processes_of(attempt: str) -> list[psutil.Process]:
-    found = []
+def _own_pids() -> set[int]:
     uid = os.getuid()
-    for process in psutil.process_iter():
-        try:
-            if (
-                process.uids().real == uid
-                and process.environ().get(_MARK) == attempt
-                and process.status() != psutil.STATUS_ZOMBIE
-            ):
-                found.append(process)
-        except (psutil.Error, OSError):  # gone, or not ours to read
-            continue
+    found = set()
+    with os.scandir("/proc") as entries:
+        for entry in entries:
+            try:
+                if entry.name.isdigit() and entry.stat().st_uid == uid:
+                    found.add(int(entry.name))
+            except OSError:  # gone meanwhile
+                continue
     return found
+
+
+def _kill_if_of(pid: int, attempt: str) -> bool:
+    """Kill a process if it belongs to the attempt. It is held by a descriptor: its number may pass to another."""
+    try:
+        handle = os.pidfd_open(pid)
+    except OSError:  # gone meanwhile
+        return False
+    try:
+        entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")  # empty for a zombie
+        if f"{_MARK}={attempt}".encode() not in entries:
+            return False
+        signal.pidfd_send_signal(handle, signal.SIGKILL)
+        return True
+    except OSError:  # gone meanwhile, or not ours to read
+        return False
+    finally:
+        os.close(handle)

@@ -25,7 +25,12 @@ class Recorder:
         command = [sys.executable, "-m", "transom_hpc.monitors.store", str(path), str(flush_s)]
         self.dropped = 0
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environment, bufsize=0
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            env=environment,
+            bufsize=0,
+            start_new_session=True,  # mpirun kills the ranks' process groups a second after asking them to end
         )
         assert self._process.stdin is not None
         self._fd = self._process.stdin.fileno()

@@ -115,7 +115,7 @@ class Standing:
         alone: it hears nobody although somebody is expected.
         isolated: it must take itself for cut off.
         speaks: it speaks for the job now; True once for each loss.
-        spoken_by: ranks heard that have spoken for the job, in order.
+        spoken_by: ranks that have said since the last look that they have spoken for the job, in order.
         dismissed: rank 0 has said that it leaves.
         gap_s: seconds in which this rank itself did not run; 0.0 in the ordinary case.
     """
@@ -155,6 +155,8 @@ class Member:
         self._joined = False
         self._led_since: float | None = now if rank == 0 else None
         self._spoken = False
+        self._say_so_until = now - 1.0
+        self._spoken_by: set[int] = set()
         self._expect(now)
 
     def heard(self, source: int, now: float, ping: Ping | None = None) -> None:
@@ -168,6 +170,8 @@ class Member:
         self._arrivals.heard(source, now)
         if ping is not None:
             self._pings[source] = ping
+            if Word.SPOKEN in ping.words:  # kept until it is looked at: the next ping may be here already
+                self._spoken_by.add(source)
             if Word.LEAVING in ping.words:
                 self._left.add(source)
                 self._arrivals.forget(source)
@@ -199,6 +203,8 @@ class Member:
             self._led_since = now
         elif leader != self._rank:
             self._led_since, self._spoken = None, False
+        if self._spoken:  # and some time longer: a rank that was stopped must find it in what is sent once it is back
+            self._say_so_until = now + self._rules.silent_after_s
         return self._conclude(leader, silent, gap, now)
 
     def targets(self, now: float) -> list[tuple[int, Word]]:
@@ -210,7 +216,7 @@ class Member:
         silent = self._arrivals.silent(now)
         asking = {rank for rank, ping in self._pings.items() if Word.WANTS in ping.words}
         answered = {rank for rank in asking - wanted - self._left if self._arrivals.is_heard(rank, now)}
-        words = Word.SPOKEN if self._spoken else Word(0)
+        words = Word.SPOKEN if now <= self._say_so_until else Word(0)
         if self._arrivals.is_heard(self._leader(silent), now):
             words |= Word.HEARS
         due = []
@@ -241,6 +247,7 @@ class Member:
             isolated, named = self._judge_others(silent, now)
         elif 0 not in self._left:
             isolated, speaks = self._judge_self(leader, followers, heard, now)
+        spoken_by, self._spoken_by = self._spoken_by, set()
         return Standing(
             leader=leader,
             silent=tuple(sorted(silent)),
@@ -249,7 +256,7 @@ class Member:
             alone=alone,
             isolated=isolated,
             speaks=speaks,
-            spoken_by=tuple(sorted(rank for rank, ping in heard.items() if Word.SPOKEN in ping.words)),
+            spoken_by=tuple(sorted(spoken_by)),
             dismissed=0 in self._left,
             gap_s=gap,
         )

@@ -210,10 +210,18 @@ def test_rank_0_learns_that_another_has_spoken() -> None:
     network.stopped = {0}
     network.run(5.0)
     network.stopped = set()
-    network.run(0.3)
+    network.deliver()
+    standing = network.members[0].tick(network.now)
     assert network.spoke == [(1, (0,))]
-    network.run(0.1)
-    assert network.standings[0].spoken_by in ((1,), ())
+    assert standing.spoken_by == (1,)
+    assert network.members[0].tick(network.now).spoken_by == ()
+
+
+def test_a_word_is_not_lost_when_the_next_ping_comes_with_it() -> None:
+    member = settled(3).members[0]
+    member.heard(1, 200.0, Ping("n1", 1, 7, Word.SPOKEN))
+    member.heard(1, 200.0, Ping("n1", 0, 8))
+    assert member.tick(200.0).spoken_by == (1,)
 
 
 def test_when_rank_0_leaves_everybody_leaves_and_nobody_speaks() -> None:
