@@ -4,6 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# How long one example takes says how busy the machine is, and nothing of ours.
+settings.register_profile("steady", deadline=None)
+settings.load_profile("steady")
 
 RECORDED = Path(__file__).parents[1] / "recorded"
 

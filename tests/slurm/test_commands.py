@@ -147,6 +147,12 @@ def test_a_change_with_an_answer_nobody_has_seen_is_neither(program: Program) ->
     assert type(caught.value) is SlurmError
 
 
+def test_a_change_that_fails_without_a_word_is_unknown(program: Program) -> None:
+    program("scontrol", "exit 1")
+    with pytest.raises(SlurmUnreachable, match="scontrol requeue: no answer"):
+        SlurmCommands().requeue(1)
+
+
 def test_a_program_that_hangs_is_killed_and_reaped_with_its_children(program: Program, tmp_path: Path) -> None:
     program("scontrol", f"sleep 60 & echo $! > {tmp_path}/child; echo $$ > {tmp_path}/self; wait")
     started = time.monotonic()

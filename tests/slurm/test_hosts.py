@@ -186,14 +186,14 @@ def test_slurm_reads_the_same(conf: Path, text: str) -> None:
 
 
 @needs_scontrol
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(_list)
 def test_slurm_reads_the_same_in_the_same_order(conf: Path, text: str) -> None:
     assert _scontrol(conf, "hostnames", text) == expand_hosts(text)
 
 
 @needs_scontrol
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.sets(_name, min_size=1, max_size=12))
 def test_slurm_reads_what_we_fold(conf: Path, names: set[str]) -> None:
     assert sorted(_scontrol(conf, "hostnames", fold_hosts(names))) == sorted(names)
@@ -206,7 +206,7 @@ def test_slurm_reads_our_longest_ranges(conf: Path) -> None:
 
 
 @needs_scontrol
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.sets(_name, min_size=1, max_size=12))
 def test_we_read_what_slurm_folds(conf: Path, names: set[str]) -> None:
     (folded,) = _scontrol(conf, "hostlistsorted", ",".join(names))

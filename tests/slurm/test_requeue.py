@@ -56,6 +56,7 @@ class ScriptedSlurm:
         excludes: errors to give; None: do it.
         shows: errors to give; None: answer.
         unknown: hosts that are no nodes.
+        completing: how many calls of `exclude` the requeued job goes on completing for.
     """
 
     def __init__(
@@ -66,7 +67,9 @@ class ScriptedSlurm:
         excludes: Sequence[TransomError | None] = (),
         shows: Sequence[TransomError | None] = (),
         unknown: Sequence[str] = (),
+        completing: int = 0,
     ) -> None:
+        self.completing = completing
         self.job = job
         self.scripts: dict[str, list[TransomError | str | None]] = {
             "requeue": list(requeues),
@@ -88,7 +91,8 @@ class ScriptedSlurm:
             raise answer
         if self.job.state is JobState.WAITING:
             raise PENDING
-        self.job = dataclasses.replace(self.job, state=JobState.WAITING, restarts=self.job.restarts + 1, hosts=())
+        self.job = dataclasses.replace(self.job, restarts=self.job.restarts + 1)
+        self._settle()
         if answer == "lost":
             raise SILENT
 
@@ -97,9 +101,15 @@ class ScriptedSlurm:
         if isinstance(answer, TransomError):
             raise answer
         if self.job.state is not JobState.WAITING:
+            self._settle()
             raise COMPLETING
         self.job = dataclasses.replace(self.job, exc_hosts=tuple(h for h in hosts if h not in self.unknown))
         return [host for host in hosts if host in self.unknown]
+
+    def _settle(self) -> None:
+        if self.completing == 0:
+            self.job = dataclasses.replace(self.job, state=JobState.WAITING, hosts=())
+        self.completing -= 1
 
     def show_job(self, job_id: int) -> JobFacts:
         answer = self._next("show", job_id)
@@ -182,16 +192,24 @@ def test_an_answer_that_got_lost_is_looked_up() -> None:
     assert slurm.job.restarts == RUNNING.restarts + 1
 
 
+def test_an_answer_that_got_lost_is_told_by_the_restarts_while_the_job_completes() -> None:
+    slurm = ScriptedSlurm(requeues=["lost"], completing=3)
+    assert requeue(slurm) == RequeueOutcome(True, ("n2",), (), "")
+    assert slurm.calls == ["show", "requeue", "show", *["exclude"] * 4]
+
+
 def test_an_answer_that_got_lost_and_cannot_be_looked_up_is_asked_again() -> None:
     slurm = ScriptedSlurm(requeues=["lost"], shows=[None, SILENT])
     assert requeue(slurm) == RequeueOutcome(True, ("n2",), (), "")
-    assert slurm.calls == ["show", "requeue", "show", "requeue", "show", "exclude"]
+    assert slurm.calls == ["show", "requeue", "show", "requeue", "exclude"]
     assert slurm.job.restarts == RUNNING.restarts + 1  # not twice
 
 
 def test_somebody_else_requeued_it_already() -> None:
     slurm = ScriptedSlurm(dataclasses.replace(RUNNING, state=JobState.WAITING))
     assert requeue(slurm).excluded == ("n2",)
+    slurm = ScriptedSlurm(dataclasses.replace(RUNNING, state=JobState.WAITING), shows=[SILENT] * 9)
+    assert requeue(slurm) == RequeueOutcome(True, ("n2",), (), "")  # the refusal is proof enough
 
 
 def test_a_controller_that_is_silent_for_ever_is_said_at_the_deadline() -> None:

@@ -76,7 +76,8 @@ def requeue_excluding(
             break
         except SlurmRefused as refusal:
             answer = _words(refusal)
-            if not _is_requeued(slurm, job_id, restarts):
+            # "Job is pending execution": it has been requeued, by us unheard or by somebody else.
+            if "is pending" not in answer.lower() and not _is_requeued(slurm, job_id, restarts):
                 return RequeueOutcome(False, (), (), answer)
             break
         except SlurmUnreachable as silence:
