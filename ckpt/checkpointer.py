@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 import torch
 
 from transom_hpc.base.clock import Clock, SystemClock
-from transom_hpc.base.errors import CorruptCheckpoint, SaveError, UsageError
+from transom_hpc.base.errors import CorruptCheckpoint, SaveError, StateError, UsageError
 
 from . import catalog, commit, fence, housekeeping, shm
 from . import state as states
@@ -108,9 +108,10 @@ class Checkpointer:
         )
         self._hooks: weakref.WeakKeyDictionary[torch.optim.Optimizer, Any] = weakref.WeakKeyDictionary()
         self._listed = False
+        self._prepared = False
         self._said: set[str] = set()
         self._closed = False
-        self._finalizer = weakref.finalize(self, _finish, self._saver, self._slots, self._folder)
+        self._finalizer = weakref.finalize(self, _finish, self._saver, self._slots, self._folder, os.getpid())
 
     def _open_slots(
         self, given: str | os.PathLike[str] | None, limit: int | None, environment: Mapping[str, str]
@@ -141,6 +142,17 @@ class Checkpointer:
         self._report()
         if step % self.every == 0:
             self.save(step, state, metrics=metrics)
+        elif not self._prepared:
+            self._prepare(state)
+
+    def _prepare(self, state: Any) -> None:
+        """The first step has made the optimizer's state, so the size of a save is known, long before one is due."""
+        self._prepared = True
+        try:
+            walked = states.walk(state)
+        except StateError:
+            return  # the save will say so
+        self._saver.prepare(walked.leaves + states.documents(walked.structure))
 
     def save(self, step: int, state: Any, block: bool = False, metrics: Mapping[str, float] | None = None) -> bool:
         """Save a state in the background. All ranks must call it for the same steps.
@@ -285,10 +297,14 @@ class Checkpointer:
         left = self._slots.left()
         by_source = {f"memory:{item.attempt}:{item.step}": item for item in left}
         candidates: dict[str, Candidate] = {}
-        segment = self._slots.take()
+        taken: list[shm.Segment] = []
 
         def room(nbytes: int) -> shm.Segment | None:
-            return segment if segment is not None and not self._slots.fits(segment, nbytes) else None
+            while taken:
+                self._slots.give(taken.pop())
+            segment, _ = self._slots.take(nbytes)
+            taken.extend([segment] if segment is not None else [])
+            return segment
 
         def examine(proposal: Proposal) -> dict[str, Any]:
             candidate = Candidate(state, self.rank, strict, self._unpickle, self._files, room)
@@ -318,13 +334,13 @@ class Checkpointer:
             meeting.give_up(f"{type(error).__name__}: {error}")
             raise
         finally:
-            if segment is not None:
-                self._slots.give(segment)
+            candidates.clear()
+            while taken:
+                self._slots.give(taken.pop())
         if self.rank == 0:
             housekeeping.put_aside(self.directory, outcome.damaged, self._fence, self._files)
             meeting.tell("settled", outcome.step)
         meeting.hear("settled", 0)  # no rank may ask for a damaged step's name before it is free
-        candidates.clear()
         by_source.clear()
         left.clear()
         self._slots.adopt()
@@ -405,8 +421,10 @@ def _before_step(owner: weakref.ref[Saver]) -> Callable[..., None]:
     return hook
 
 
-def _finish(saver: Saver, slots: Slots, folder: shm.Folder) -> None:
+def _finish(saver: Saver, slots: Slots, folder: shm.Folder, owner: int) -> None:
     """Also at the end of a program that did not close: what was begun is committed, and no memory stays behind."""
+    if os.getpid() != owner:
+        return  # a forked child, such as a data loader's worker: all this is its parent's
     try:
         saver.close(AT_EXIT_S)
     finally:

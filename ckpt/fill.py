@@ -225,7 +225,7 @@ class _Matcher:
             if other and how == "inplace":
                 self.found.misshaped.append(f"{names.place(parts)} ({other})")
                 return lambda: live
-            if not other:
+            if not other and not (isinstance(live, np.ndarray) and not live.flags.writeable):
                 self.found.targets.setdefault(name, []).append(Target(live, fresh=False))
                 return lambda: live
             if how == "reuse" and "shape" in other:

@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from transom_hpc.base.clock import Clock
 from transom_hpc.base.errors import CheckpointError
@@ -17,6 +18,7 @@ from transom_hpc.base.errors import CheckpointError
 from . import commit, housekeeping, staging
 from .commit import Job
 from .direct import Writer
+from .errand import Errands
 from .fence import Fence
 from .files import Files
 from .layout import BLOCK_BYTES, Entry
@@ -74,9 +76,8 @@ class Saver:
         self._clock = clock
         self._keep = keep
         self._say = say
-        self._lock = threading.Lock()
-        self._queue: deque[Save] = deque()
-        self._thread: threading.Thread | None = None
+        self._saving = Errands("transom-save")
+        self._staging = Errands("transom-copy")
         self._copying: staging.Staged | None = None
         self.newest: Save | None = None
         self.failed: deque[Save] = deque()
@@ -92,18 +93,16 @@ class Saver:
             OSError: the staging folder failed.
         """
         self.before_update()
-        segment = self._slots.take()
-        if segment is None:
+        segment, why = self._slots.take(staging.size(leaves) + _table_bytes(leaves))
+        if segment is None and not why:
             return None
+        if segment is None:
+            self._say(f"{why}; saves are written straight from the live tensors, and the program waits for them")
+            save = Save(job, staging.Straight(leaves, job.step), None)
+            self._enqueue(save)
+            save.done.wait()
+            return save
         try:
-            why = self._slots.fits(segment, staging.size(leaves) + _table_bytes(leaves))
-            if why:
-                self._slots.give(segment)
-                self._say(f"{why}; saves are written straight from the live tensors, and the program waits for them")
-                save = Save(job, staging.Straight(leaves, job.step), None)
-                self._enqueue(save)
-                save.done.wait()
-                return save
             staged = staging.Staged(leaves, segment, job.step, self._declare(segment, job))
             staged.begin()
         except BaseException:
@@ -112,7 +111,14 @@ class Saver:
         self._copying = staged
         save = Save(job, staged, segment)
         self._enqueue(save)
+        self._staging.send(staged.background)
         return save
+
+    def prepare(self, leaves: Sequence[Leaf]) -> None:
+        """Have the slots made ready in the background for a state like this: memory that is touched for the first time
+        is many times slower than the copy into it."""
+        nbytes = staging.size(leaves) + _table_bytes(leaves)
+        self._staging.send(lambda: self._slots.prepare(nbytes))
 
     def before_update(self) -> None:
         """Return when everything that was put off is copied. Called before an optimizer changes anything."""
@@ -125,15 +131,11 @@ class Saver:
         Returns:
             Whether it came to that within the time.
         """
-        thread = self._thread
-        if thread is not None:
-            thread.join(timeout_s)
-            return not thread.is_alive()
-        return True
+        return self._saving.idle(timeout_s)
 
     def close(self, timeout_s: float | None) -> None:
         """Wait until nothing is under way, and let go of the state."""
-        if self.idle(timeout_s):
+        if self._saving.close(timeout_s) and self._staging.close(timeout_s):
             self._copying = None
 
     def _declare(self, segment: Segment, job: Job) -> Callable[[list[Entry], list[int], int], None]:
@@ -143,33 +145,23 @@ class Saver:
         return whole
 
     def _enqueue(self, save: Save) -> None:
-        with self._lock:
-            self._queue.append(save)
-            self.newest = save
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="transom-save", daemon=True)
-                self._thread.start()
+        self.newest = save
+        self._saving.send(partial(self._run, save))
 
-    def _work(self) -> None:
-        """The background thread: one save after the other, until none is left."""
-        while True:
-            with self._lock:
-                if not self._queue:
-                    self._thread = None
-                    return
-                save = self._queue.popleft()
-            try:
-                commit.commit(save.job, save.source, self._writer, self._fence, self._files, self._clock)
-                self.last_step = save.job.step
-            except BaseException as error:  # kept for the next call, which reports it by policy
-                save.error = error
-                self.failed.append(save)
-                log.error("step %d was not saved: %s", save.job.step, error)
-            finally:
-                self._let_go(save)
-                save.done.set()
-            if save.error is None and save.job.rank == 0:
-                self._tidy(save.job)
+    def _run(self, save: Save) -> None:
+        """One save, in the background thread."""
+        try:
+            commit.commit(save.job, save.source, self._writer, self._fence, self._files, self._clock)
+            self.last_step = save.job.step
+        except BaseException as error:  # kept for the next call, which reports it by policy
+            save.error = error
+            self.failed.append(save)
+            log.error("step %d was not saved: %s", save.job.step, error)
+        finally:
+            self._let_go(save)
+            save.done.set()
+        if save.error is None and save.job.rank == 0:
+            self._tidy(save.job)
 
     def _let_go(self, save: Save) -> None:
         """The slot may be used again when nothing copies into it any more."""

@@ -30,7 +30,8 @@ _PREFIX = "transom"
 _MAGIC = b"TRNSMSEG"
 _STRUCT = struct.Struct("<8sIIQQQ64s40s")  # magic, format, state, uid, step, table bytes, attempt, boot id
 _FORMAT = 1
-_EMPTY, _WHOLE = 0, 1
+_WHOLE = 1
+_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE; Python has no name for it yet
 
 
 def align(nbytes: int) -> int:
@@ -103,6 +104,14 @@ class Segment:
         finally:
             self._files.close(fd)
 
+    def populate(self) -> None:
+        """Have the kernel map every page now, so that the first copy does not wait for it page by page."""
+        if self._map is not None:
+            try:
+                self._map.madvise(_POPULATE_WRITE)
+            except OSError:
+                pass  # Linux before 5.14: the first copy is slower
+
     def data(self, begin: int, end: int) -> memoryview:
         """Bytes [begin, end) of the room for arrays."""
         assert self._map is not None
@@ -153,17 +162,6 @@ class Segment:
         if len(table) != table_bytes or table_sum != xxhash.xxh3_64_intdigest(table):
             return None
         return Header(step, attempt.rstrip(b"\0").decode("utf-8", "replace"), table)
-
-    def rename(self, path: Path) -> None:
-        """Give it another name; the memory stays."""
-        self._files.rename(self.path, path)
-        self.path = path
-
-    def remove(self) -> None:
-        """Give the memory back to the node once nobody looks at it any more."""
-        self._map = None
-        self._size = 0
-        self._files.remove(self.path)
 
 
 class Folder:

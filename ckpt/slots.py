@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import logging
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from . import budget, manifest, shm
 from .files import Files
 from .layout import Entry
 from .shm import Folder, Segment
+
+log = logging.getLogger("transom_hpc.ckpt")
 
 SLOTS = 2
 
@@ -73,33 +76,65 @@ class Slots:
         self._limit = limit
         self._local_ranks = local_ranks
         self._lock = threading.Lock()
-        self._free: list[Segment] = []
-        self._made = 0
+        self._free = [Segment(self._path(number), files) for number in range(SLOTS)]
+        self._busy = 0
 
-    def take(self) -> Segment | None:
-        """A slot that no save is using; the one with older contents first. None where both are in use."""
+    def _path(self, number: int) -> Path:
+        return self._folder.path / f"{self._prefix}{self._attempt}.{number}"
+
+    def take(self, nbytes: int) -> tuple[Segment | None, str]:
+        """A slot with room, the one that was used longest ago first.
+
+        Args:
+            nbytes: room that is needed.
+
+        Returns:
+            The slot; or None and why the memory is not there; or None and an empty text where both are in use.
+
+        Raises:
+            OSError: the folder failed otherwise.
+        """
+        why = ""
         with self._lock:
-            if self._made < SLOTS and not self._free:
-                path = self._folder.path / f"{self._prefix}{self._attempt}.{self._made}"
-                self._made += 1
-                return Segment(path, self._files)
-            return self._free.pop(0) if self._free else None
+            for segment in self._free:
+                why = self._fits(segment, nbytes)
+                if not why:
+                    self._free.remove(segment)
+                    self._busy += 1
+                    return segment, ""
+            # One slot that fits is enough to go on: wait for it rather than hold the program up.
+            return None, "" if self._busy else why
 
     def give(self, segment: Segment) -> None:
         """The save that used it is over."""
         with self._lock:
+            self._busy -= 1
             self._free.append(segment)
 
-    def fits(self, segment: Segment, nbytes: int) -> str:
-        """Make room in a slot.
+    def prepare(self, nbytes: int) -> None:
+        """Make the memory of all slots ready, as far as it is there."""
+        with self._lock:
+            free = list(self._free)
+        for segment in free:
+            with self._lock:
+                if segment not in self._free:
+                    continue
+                self._free.remove(segment)
+            try:
+                if not self._fits(segment, nbytes):
+                    segment.populate()
+            except OSError as error:
+                log.warning("staging memory could not be made ready: %s", error)
+            finally:
+                with self._lock:
+                    self._free.append(segment)
 
-        Returns:
-            Why there is none; empty where there is.
-        """
+    def _fits(self, segment: Segment, nbytes: int) -> str:
+        """Make room in a slot, or tell why there is none."""
         need = shm.HEADER_BYTES + shm.align(nbytes)
-        if need > segment.capacity + shm.HEADER_BYTES:
+        grow = need - shm.HEADER_BYTES - segment.capacity
+        if grow > 0:
             free = budget.room(budget.read(self._folder.path), self._local_ranks, self._limit, self._held())
-            grow = need - segment.capacity
             if grow > free:
                 return (
                     f"staging takes {need / 1e6:.0f} MB of shared memory and {free / 1e6:.0f} MB may be used"
@@ -147,19 +182,16 @@ class Slots:
         """Reuse the memory of earlier attempts: it is warm, and nobody else will."""
         with self._lock:
             for path in self._before():
-                mine = self._folder.path / f"{self._prefix}{self._attempt}.{self._made}"
-                segment = Segment(path, self._files)
+                empty = next((segment for segment in self._free if segment.capacity == 0), None)
                 try:
-                    if self._made >= SLOTS:
-                        raise OSError(errno.ENOSPC, "enough slots")
-                    segment.open()
-                    segment.rename(mine)
+                    if empty is None:
+                        self._files.remove(path)
+                        continue
+                    self._files.rename(path, empty.path)
+                    empty.open()
                 except (OSError, ValueError):
                     with contextlib.suppress(OSError):
                         self._files.remove(path)
-                    continue
-                self._made += 1
-                self._free.append(segment)
 
     def _before(self) -> list[Path]:
         return [

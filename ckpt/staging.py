@@ -11,6 +11,7 @@ import ctypes
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -92,30 +93,30 @@ class Staged:
         self._state = threading.Condition()
         self._left: list[int] = [0] * len(leaves)
         self._lazy_left = 0
-        self._waiting: deque[tuple[int, int, int]] = deque()
+        self._waiting: deque[tuple[int, tuple[int, int] | None]] = deque()
         self._error: SaveError | None = None
         self._entries: list[Entry] | None = None
-        self._thread: threading.Thread | None = None
+        self._settled = threading.Event()
 
     def begin(self) -> None:
-        """Copy what may change at any time, and start copying the rest in the background."""
+        """Copy what may change at any time. What is left is for `background`, and for `copied` when that is late."""
         self._segment.forget()
         now: list[Callable[[], None]] = []
         for index, leaf in enumerate(self._leaves):
-            units = _units(leaf)
-            self._left[index] = len(units)
+            if leaf.nbytes == 0:
+                continue
+            self._left[index] = 1
             if leaf.lazy:
-                self._lazy_left += len(units)
-                self._waiting.extend((index, begin, end) for begin, end in units)
+                self._waiting.append((index, None))
             elif leaf.nbytes <= _SMALL_BYTES:
-                for begin, end in units:
-                    self._copy(index, begin, end)
+                self._copy(index, (0, leaf.nbytes))
             else:
-                now += [lambda i=index, b=begin, e=end: self._copy(i, b, e) for begin, end in units]  # type: ignore[misc]
+                units = _units(leaf)
+                self._left[index] = len(units)
+                now += [partial(self._copy, index, unit) for unit in units]
+        self._lazy_left = len(self._waiting)
         if now:
             lanes.run(now, _AT_ONCE_LANES)
-        self._thread = threading.Thread(target=self._background, name="transom-copy", daemon=True)
-        self._thread.start()
 
     def copied(self) -> None:
         """Help to copy what is left, and wait until nothing is. Called before the optimizer changes anything."""
@@ -124,6 +125,25 @@ class Staged:
         self._help()
         with self._state:
             self._state.wait_for(lambda: self._lazy_left == 0)
+
+    def background(self) -> None:
+        """Copy what was put off, then sum everything. Runs in a thread of its own, once."""
+        try:
+            self.copied()
+            if self._error is None:
+                entries = [self._summed(index, entry) for index, entry in enumerate(self.outline)]
+                self._whole(entries, self._places, self._used)
+                with self._state:
+                    self._entries = entries
+                    self._state.notify_all()
+        except BaseException as error:  # the writer must hear of it, whatever it is
+            self._fail(f"copying failed: {type(error).__name__}: {error}", error)
+        finally:
+            self._settled.set()
+
+    def settled(self) -> None:
+        """Wait until nothing writes to the segment any more."""
+        self._settled.wait()
 
     def data(self, index: int, begin: int, end: int) -> memoryview:
         with self._state:
@@ -138,30 +158,9 @@ class Staged:
             assert self._entries is not None
             return self._entries
 
-    def settled(self) -> None:
-        """Wait until nothing writes to the segment any more."""
-        if self._thread is not None:
-            self._thread.join()
-
     def _raise(self) -> None:
         if self._error is not None:
             raise self._error
-
-    def _background(self) -> None:
-        try:
-            self._help()
-            with self._state:
-                self._state.wait_for(lambda: self._lazy_left == 0)
-                if self._error is not None:
-                    return
-            entries = [self._summed(index, entry) for index, entry in enumerate(self.outline)]
-            self._whole(entries, self._places, self._used)
-        except BaseException as error:  # the writer must hear of it, whatever it is
-            self._fail(f"copying failed: {type(error).__name__}: {error}", error)
-            return
-        with self._state:
-            self._entries = entries
-            self._state.notify_all()
 
     def _summed(self, index: int, entry: Entry) -> Entry:
         at = self._places[index]
@@ -171,19 +170,28 @@ class Staged:
     def _help(self) -> None:
         while True:
             try:
-                index, begin, end = self._waiting.popleft()
+                index, unit = self._waiting.popleft()
             except IndexError:
                 return
+            if unit is None:  # cut when its turn comes: cutting all takes longer than a save may
+                units = _units(self._leaves[index])
+                unit = units[0]
+                if len(units) > 1:
+                    with self._state:
+                        self._left[index] = len(units)
+                        self._lazy_left += len(units) - 1
+                    self._waiting.extendleft((index, other) for other in reversed(units[1:]))
             try:
-                self._copy(index, begin, end)
+                self._copy(index, unit)
             finally:
                 with self._state:
                     self._lazy_left -= 1
                     if self._lazy_left == 0:
                         self._state.notify_all()
 
-    def _copy(self, index: int, begin: int, end: int) -> None:
+    def _copy(self, index: int, unit: tuple[int, int]) -> None:
         leaf = self._leaves[index]
+        begin, end = unit
         try:
             at = self._places[index]
             copy(leaf, begin, end, self._segment.array(at + begin, at + end))

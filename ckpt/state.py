@@ -250,8 +250,9 @@ class _Walker:
         name = "tensors/" + names.join(parts)
         known = self._names.setdefault(key, name) if tensor.numel() else name
         if known == name:
-            lazy = key in self.owned and tensor.numel() > 0 and not tensor.is_inference()
-            version = None if tensor.is_inference() else tensor._version
+            counted = not tensor.is_inference()
+            lazy = counted and key in self.owned and tensor.numel() > 0
+            version = tensor._version if counted else None
             nbytes = tensor.numel() * tensor.element_size()
             self.walked.leaves.append(Leaf(name, tensor.detach(), dtype, tuple(tensor.shape), nbytes, lazy, version))
         return known
