@@ -106,16 +106,17 @@ def read_checkpoint(path: str | Path, files: Files | None = None) -> Checkpoint:
     return Checkpoint(path, found)
 
 
-def list_checkpoints(directory: str | Path) -> list[Checkpoint]:
+def list_checkpoints(directory: str | Path, files: Files | None = None) -> list[Checkpoint]:
     """What is committed in a directory, oldest first. Those without a valid manifest are left out; reads no data.
 
     Args:
         directory: that holds the folders `step-*`; one that is not there holds none.
+        files: the hand on the file system.
     """
     found = []
-    for _, path in folders(Path(directory)):
+    for _, path in folders(Path(directory), files):
         try:
-            found.append(read_checkpoint(path))
+            found.append(read_checkpoint(path, files))
         except (CorruptCheckpoint, FileNotFoundError):
             continue
     return found

@@ -59,7 +59,7 @@ def retain(directory: Path, keep: Keep, fence_: Fence, serial: int, files: Files
     Raises:
         SaveError: a newer attempt has the directory; nothing was deleted.
     """
-    committed = {found.step: found for found in catalog.list_checkpoints(directory)}
+    committed = {found.step: found for found in catalog.list_checkpoints(directory, files)}
     metrics = {step: found.manifest.metrics for step, found in committed.items()}
     doomed = retention.superfluous(list(committed), metrics, keep)
     for step in doomed:

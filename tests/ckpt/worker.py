@@ -13,6 +13,7 @@ import signal
 import sys
 import traceback
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,11 @@ import torch.distributed as dist
 import xxhash
 
 import transom_hpc.ckpt.checkpointer  # noqa: F401  (loaded before the fork)
+from transom_hpc.base.errors import SaveError
 from transom_hpc.ckpt import Checkpointer, rng_state
+
+sys.path.insert(0, str(Path(__file__).parent))
+from faulty import Faulty
 
 RANK = 0
 WORLD_SIZE = 1
@@ -88,6 +93,30 @@ def arrays(facts: dict[str, Any]) -> Any:
             ckpt.step(step + 1, state)
         ckpt.wait()
     return {"start": start, "same": float(state["same"][5]), "own": state["own"].tolist()[:1]}
+
+
+def faulty(facts: dict[str, Any]) -> Any:
+    """Save steps 2 and 4, the second with a fault at one file call of one rank, then 6; tell what happened."""
+    hand = Faulty(where=Path(facts["directory"]))
+    state = {"same": torch.arange(300_000.0), "own": torch.full((1000,), RANK)}
+    told: dict[str, Any] = {"errors": []}
+    with make(facts, files=hand) as ckpt:
+        told["start"] = ckpt.restore(state)
+        assert state["same"][0] == told["start"]
+        for step in range(told["start"] + 2, facts["total"] + 1, 2):
+            state["same"][0] = step
+            ckpt.wait()
+            if facts.get("rank") == RANK and step == 4:
+                hand.aim(facts["at"], facts["fault"])
+            before = len(hand.calls)
+            try:
+                ckpt.save(step, state, block=True)
+            except SaveError as error:
+                told["errors"].append(f"{step}: {error}")
+            ckpt._saver.idle()
+            told[f"calls{step}"] = hand.calls[before:]
+        told["last"] = ckpt.last_committed
+    return told
 
 
 def unlike(facts: dict[str, Any]) -> Any:
