@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import time
 import traceback
 import warnings
 from pathlib import Path
@@ -117,6 +118,45 @@ def faulty(facts: dict[str, Any]) -> Any:
             told[f"calls{step}"] = hand.calls[before:]
         told["last"] = ckpt.last_committed
     return told
+
+
+def numbers(step: int) -> dict[str, Any]:
+    return {"same": torch.arange(500_000.0) + step, "own": torch.full((1000,), RANK * 1000 + step), "n": step}
+
+
+class Deaf(Faulty):
+    """Writes no data from a step on: the save hangs, as on a file system that does not answer."""
+
+    deaf = False
+
+    def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
+        while self.deaf:
+            time.sleep(0.05)
+        return super().pwrite(fd, data, offset)
+
+
+def dies(facts: dict[str, Any]) -> Any:
+    """Commit step 2; have step 4 in memory only when SIGKILL comes."""
+    hand = Deaf()
+    ckpt = make(facts, files=hand)
+    ckpt.restore(numbers(0))
+    ckpt.save(2, numbers(2), block=True)
+    hand.deaf = True
+    ckpt.save(4, numbers(4))
+    newest = ckpt._saver.newest
+    assert newest is not None
+    newest.source.entries()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def lives(facts: dict[str, Any]) -> Any:
+    """Restore what `dies` left, from wherever."""
+    state = numbers(0)
+    with make(facts) as ckpt:
+        start = ckpt.restore(state)
+    wanted = numbers(start)
+    right = all(torch.equal(torch.as_tensor(state[k]), torch.as_tensor(wanted[k])) for k in wanted)
+    return {"start": start, "right": right}
 
 
 def unlike(facts: dict[str, Any]) -> Any:
