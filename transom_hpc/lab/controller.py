@@ -19,7 +19,8 @@ from transom_hpc.lab.hosts import Hosts
 from transom_hpc.lab.processes import SYSTEM_PATH, call, wait_until
 from transom_hpc.lab.record import LOGIN, MARK
 
-PATIENCE_S = 40  # for a daemon to come up on a busy machine; usually a second or two
+PATIENCE_S = 60  # for a daemon to come up on a busy machine; usually a second or two
+INSTALL_S = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +155,7 @@ class Daemons:
             install = [programs.install_db, "--no-defaults", f"--datadir={data}", "--skip-test-db", *options[:2]]
             install += ["--auth-root-authentication-method=normal", "--skip-name-resolve"]
             own = {"PATH": SYSTEM_PATH, "LC_ALL": "C.UTF-8", MARK: str(state)}  # so that `down` finds it too
-            call([*install, "--user=root"] if os.geteuid() == 0 else install, timeout_s=PATIENCE_S, env=own)
+            call([*install, "--user=root"] if os.geteuid() == 0 else install, timeout_s=INSTALL_S, env=own)
         serve = [programs.mariadbd, "--no-defaults", f"--datadir={data}", f"--socket={socket}", *options]
         serve += ["--skip-networking", "--innodb-buffer-pool-size=16M", "--innodb-lock-wait-timeout=900"]
         serve += [f"--pid-file={state / 'run' / 'mariadb.pid'}"] + (["--user=root"] if os.geteuid() == 0 else [])

@@ -71,7 +71,7 @@ def script(cover: Cover, stage: Path) -> str:
         stage: an empty folder to hold the needed paths while they are hidden.
     """
     closed, held = shlex.quote(str(cover.closed)), shlex.quote(str(stage))
-    lines = [f"mount --bind {closed} {held}", f"mount -t tmpfs -o mode=755,size=1m cover {closed}"]
+    lines = [f"mount --rbind {closed} {held}", f"mount -t tmpfs -o mode=755,size=1m cover {closed}"]
     for path in cover.needed:
         if path == cover.closed:
             # The folder itself is closed: its mode can't be changed for us alone, so show each thing in it.
