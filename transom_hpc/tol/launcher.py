@@ -30,7 +30,7 @@ from transom_hpc.tol.journal import Entry, Journal, claim_number
 from transom_hpc.tol.requeueing import requeue_job
 from transom_hpc.tol.rundir import RunDir
 from transom_hpc.tol.spec import Submitted
-from transom_hpc.tol.steps import Job, Step, Steps
+from transom_hpc.tol.steps import Job, Step, Steps, first_exit
 from transom_hpc.tol.watcher import Watcher
 
 _TICK_S = 0.2
@@ -202,7 +202,7 @@ class Launcher:
                 self._program.end()
                 self._program = None
                 self._last_look()
-                events.append(phases.Exited(code, self._committed()))
+                events.append(self._exited(code))
         now = self._clock.now()
         if self._deadline is not None and now >= self._deadline:
             self._deadline = None
@@ -265,6 +265,12 @@ class Launcher:
             events.append(self._hung(now))
         return events
 
+    def _exited(self, code: int) -> phases.Exited:
+        first = first_exit(self._dir.logs / str(self._attempt))
+        if first is None:
+            return phases.Exited(code, self._committed())
+        return phases.Exited(first.code, self._committed(), f"rank {first.rank} on {first.host}")
+
     def _last_look(self) -> None:
         """Record how far the program came, from the heartbeats on this host."""
         beats = [beat for beat in read_heartbeats(self._job.shm, str(self._attempt)) if beat.step]
@@ -293,7 +299,7 @@ class Launcher:
             action.hosts,
             tasks_per_node=spec.tasks_per_node,
             environment=self._program_environment(),
-            hostfile=self._dir.logs / f"{self._attempt}.hosts",
+            prefix=self._dir.logs / str(self._attempt),
         )
         self._hang = HangWatch(self._clock.now(), spec.start_deadline_s, spec.hang_after_s or self._site.hang_after_s)
         self._watcher.start(self._attempt, (*action.hosts, *action.spares))

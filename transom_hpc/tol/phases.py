@@ -92,6 +92,7 @@ class Run:
     committed: int = 0
     stop_cause: Cause | None = None
     exit_code: int = 0
+    exit_who: str = ""
     can_requeue: str = ""
     limits: Limits = Limits()
 
@@ -116,10 +117,17 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """The program step ended. Code as srun gives it; above 128 it died of a signal."""
+    """The program step ended.
+
+    Args:
+        code: exit status of the first task that ended badly, 0 when all ended well; above 128 it died of a signal.
+        committed: newest committed step.
+        who: that task, for a person, "" when it is not known.
+    """
 
     code: int
     committed: int
+    who: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +300,7 @@ def _launch(run: Run) -> Decision:
 def _exited(run: Run, event: Exited) -> Decision:
     if run.phase not in (Phase.LAUNCHING, Phase.RUNNING, Phase.STOPPING):
         return run, ()
-    run = replace(run, committed=max(event.committed, run.committed), exit_code=event.code)
+    run = replace(run, committed=max(event.committed, run.committed), exit_code=event.code, exit_who=event.who)
     if event.code == 0:
         return _over(run, Ending.WELL, "the program ended", 0)
     if run.phase is Phase.STOPPING:
@@ -383,7 +391,7 @@ def _expired(run: Run) -> Decision:
         return _stopped(run)
     if run.phase is not Phase.SETTLING:
         return run, ()
-    code = run.exit_code
+    code, who = run.exit_code, f"{run.exit_who}: " if run.exit_who else ""
     if code > 128:
-        return _again(run, Restart(Cause.PROGRAM_KILLED, run.committed, evidence=f"died of signal {code - 128}"))
-    return _again(run, Restart(Cause.PROGRAM_ERROR, run.committed, evidence=f"exit status {code}"))
+        return _again(run, Restart(Cause.PROGRAM_KILLED, run.committed, evidence=f"{who}died of signal {code - 128}"))
+    return _again(run, Restart(Cause.PROGRAM_ERROR, run.committed, evidence=f"{who}exit status {code}"))

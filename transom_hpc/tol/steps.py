@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import IO
 
 from transom_hpc.slurm.site import SiteConfig
-from transom_hpc.tol.phases import EXIT_NOT_SHARED
+from transom_hpc.tol.phases import EXIT_NOT_SHARED, EXIT_STOPPED
 
-# Runs in every task before the program. The names are those of torch's env:// start and of torchrun (elastic/run).
+# Runs in every task around the program. The names are those of torch's env:// start and of torchrun (elastic/run).
+# The first task that ends badly leaves its status in a file (O_EXCL: one wins): srun would tell the highest status of
+# all, and that is the 137 of those that it killed because of the first. A trap, unlike an ignored signal, is not
+# inherited by the program. A task that was asked to leave ends well for srun, which would else kill the slower ones.
 _TASK = f"""
 if [ ! -d "$TRANSOM_RUN_DIR/journal" ]; then
     echo "transom: host $SLURMD_NODENAME does not see the run directory $TRANSOM_RUN_DIR" >&2
@@ -22,7 +25,14 @@ if [ ! -d "$TRANSOM_RUN_DIR/journal" ]; then
 fi
 mkdir -p -m 700 "$TRANSOM_SHM"
 export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_STEP_NUM_TASKS LOCAL_RANK=$SLURM_LOCALID
-exec "$@"
+trap : TERM INT HUP USR1 USR2
+"$@"
+code=$?
+if [ $code -ne 0 ]; then
+    (set -o noclobber; echo "$RANK $SLURMD_NODENAME $code" > "$TRANSOM_EXIT_FILE") 2>/dev/null
+fi
+[ $code -ne {EXIT_STOPPED} ] || code=0
+exit $code
 """
 
 
@@ -107,13 +117,15 @@ class Steps:
         *,
         tasks_per_node: int,
         environment: Mapping[str, str],
-        hostfile: Path,
+        prefix: Path,
     ) -> Step:
         """Start the program: `tasks_per_node` ranks a host, in the order of `hosts`.
 
         Args:
-            hostfile: where the order of hosts is written for srun.
+            prefix: start of the names of this launch's files on the shared disk: PREFIX.hosts tells srun the order of
+                hosts, PREFIX.exit is left by the first task that ends badly.
         """
+        hostfile = prefix.with_name(f"{prefix.name}.hosts")
         hostfile.write_text("".join(f"{host}\n" * tasks_per_node for host in hosts))
         master = {"MASTER_ADDR": hosts[0], "MASTER_PORT": str(_free_port())}
         arguments = [
@@ -135,12 +147,13 @@ class Steps:
                 **master,
                 "LOCAL_WORLD_SIZE": str(tasks_per_node),
                 "SLURM_HOSTFILE": str(hostfile),
+                "TRANSOM_EXIT_FILE": f"{prefix}.exit",
                 **environment,
             },
         )
 
     def sidecar(self, argv: Sequence[str], hosts: Sequence[str], environment: Mapping[str, str], log: Path) -> Step:
-        """Start the sidecar, one MPI rank a host. What it prints can be read from the step; complaints go to the log."""
+        """Start the sidecar, one MPI rank a host. What it prints is read from the step; complaints go to a log."""
         arguments = [*_one_each(hosts), "--kill-on-bad-exit=0", "--gres=none", "--job-name=sidecar"]
         with log.open("ab") as complaints:
             return self._start(arguments, argv, environment, stdout=subprocess.PIPE, stderr=complaints)
@@ -176,6 +189,30 @@ class Steps:
             errors="replace",
         )
         return Step(process)
+
+
+@dataclass(frozen=True, slots=True)
+class FirstExit:
+    """The first task of the program that ended badly.
+
+    Args:
+        rank: its rank.
+        host: its host.
+        code: its exit status; 128 + signal when a signal ended it.
+    """
+
+    rank: int
+    host: str
+    code: int
+
+
+def first_exit(prefix: Path) -> FirstExit | None:
+    """What the first task that ended badly left; None when all ended well, or it was killed before it could."""
+    try:
+        rank, host, code = prefix.with_name(f"{prefix.name}.exit").read_text().split()
+        return FirstExit(int(rank), host, int(code))
+    except (OSError, ValueError):
+        return None
 
 
 _BATCH_ONLY = frozenset(

@@ -1,0 +1,167 @@
+"""A run that was hurt ends with bitwise the result of one that was not: on a real Slurm, as an ordinary user."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy
+import pytest
+
+import transom_hpc
+from transom_hpc import load_run
+
+from .conftest import Runs, Submitted, same_bits
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(300)]
+
+Unhurt = Callable[..., numpy.ndarray]
+
+
+def test_host_crashed_with_a_spare(runs: Runs, unhurt: Unhurt) -> None:
+    run = runs.heat("--nodes", "4", "--spares", "1", "--save-every", "20", steps=150)
+    run.wait_saved(40)
+    runs.lab.crash("n3")
+    run.wait_end()
+    assert same_bits(run.field(), unhurt(150)), run.story()
+    (restart,) = run.entries("restart")
+    assert (restart.facts["cause"], restart.facts["host_out"]) == ("host silent", "n3")
+    assert restart.facts["committed"] >= 40
+    assert [entry.facts["hosts"] for entry in run.entries("launch")] == [
+        ["n1", "n2", "n3", "n4"],
+        ["n1", "n2", "n5", "n4"],
+    ]
+    assert run.entries("requeue") == []
+    facts = json.loads(runs.transom("status", str(run.job_id), "--json").stdout)
+    assert (facts["phase"], facts["step"], facts["committed"]) == ("ended well", 150, 140)
+    assert facts["excluded"][0]["host"] == "n3"
+    assert "n3 has not been heard" in facts["restarts"][0]["evidence"]
+    history = load_run(run.path).history()
+    assert list(history[history.kind == "restart"].host_out) == ["n3"]
+
+
+def test_host_crashed_without_a_spare(runs: Runs, unhurt: Unhurt) -> None:
+    run = runs.heat("--nodes", "3", "--save-every", "20", "--exclude", "n5", steps=150)
+    run.wait_saved(40)
+    runs.lab.crash("n2")
+    run.wait_entry("requeued")
+    runs.lab.boot("n2")  # it is back, and looks healthy: only the exclusion keeps the job away from it
+    run.release()
+    assert run.slurm()["ExcNodeList"] == "n[2,5]", "the union with the user's own"
+    run.wait_end()
+    assert same_bits(run.field(), unhurt(150, 3)), run.story()
+    assert [entry.facts["hosts"] for entry in run.entries("start")] == [["n1", "n2", "n3"], ["n1", "n3", "n4"]]
+
+
+def test_excluding_more_than_the_cluster_has_lets_the_job_start_again(runs: Runs, unhurt: Unhurt) -> None:
+    run = runs.heat("--nodes", "4", "--save-every", "20", "--exclude", "n5", steps=150)
+    run.wait_saved(40)
+    runs.lab.crash("n2")
+    requeue = run.wait_entry("requeue")
+    assert (requeue.facts["avoid"], requeue.facts["let_back"]) == ([], ["n2"]), "four are needed, and n5 is not ours"
+    runs.lab.boot("n2")
+    run.release()
+    run.wait_end()
+    assert same_bits(run.field(), unhurt(150)), run.story()
+
+
+def test_misplaced(runs: Runs, unhurt: Unhurt) -> None:
+    """The exclusion is lost on the way: the job starts on the bad host all the same, and notices."""
+    run = runs.heat("--nodes", "3", "--save-every", "20", steps=150)
+    run.wait_saved(40)
+    runs.lab.crash("n2")
+    run.wait_entry("requeued")
+    runs.lab.boot("n2")
+    run.wait("pending", lambda: run.slurm()["JobState"] == "PENDING", 60)
+    runs.lab.run("login", ["scontrol", "update", f"jobid={run.job_id}", "ExcNodeList=", "StartTime=now"])
+    run.wait_entry("requeued", 2)
+    assert run.entries("start")[1].facts["hosts"] == ["n1", "n2", "n3"]
+    assert run.entries("restart")[1].facts["cause"] == "misplaced"
+    run.release()
+    run.wait_end()
+    assert "n2" not in run.entries("start")[2].facts["hosts"]
+    assert same_bits(run.field(), unhurt(150, 3)), run.story()
+
+
+def test_first_host_crashed(runs: Runs, unhurt: Unhurt) -> None:
+    """With --no-kill Slurm leaves an orphan that runs for ever: a survivor requeues it."""
+    run = runs.heat("--nodes", "3", "--save-every", "20", steps=150)
+    run.wait_saved(40)
+    runs.lab.crash("n1")
+    orphaned = run.wait_entry("restart", seconds=30)
+    assert (orphaned.host, orphaned.facts["host_out"]) == ("n2", "n1")
+    run.release(90)
+    run.wait_end()
+    assert same_bits(run.field(), unhurt(150, 3)), run.story()
+    assert run.entries("start")[1].facts["hosts"] == ["n2", "n3", "n4"]
+    assert len(run.entries("start")) == 2
+
+
+def test_program_killed(runs: Runs, unhurt: Unhurt) -> None:
+    run = runs.heat("--nodes", "4", "--save-every", "20", steps=150)
+    run.wait_saved(40)
+    runs.lab.run("n2", ["pkill", "-KILL", "-f", "heat_mpi.py"])
+    run.wait_end()
+    assert same_bits(run.field(), unhurt(150)), run.story()
+    (restart,) = run.entries("restart")
+    assert restart.facts["cause"] == "program killed"
+    assert run.entries("host out") == []
+
+
+def test_requeued_by_a_person(runs: Runs, unhurt: Unhurt) -> None:
+    run = runs.heat("--nodes", "4", "--save-every", "20", steps=150)
+    run.wait_saved(40)
+    runs.lab.run("login", ["scontrol", "requeue", str(run.job_id)])
+    run.release()
+    run.wait_end()
+    assert same_bits(run.field(), unhurt(150)), run.story()
+    assert [entry.facts["requeues"] for entry in run.entries("start")] == [0, 1]
+
+
+def test_program_that_always_fails(runs: Runs) -> None:
+    run = runs.submit("--nodes", "2", program=[sys.executable, "-c", "import sys; sys.exit('no such file: data.bin')"])
+    end = run.wait_end("ended badly")
+    assert len(run.entries("launch")) == 4
+    assert "program error came 4 times without a new checkpoint since the start: rank " in end.facts["why"]
+    assert "exit status 1" in end.facts["why"]
+    answer = runs.transom("status", str(run.job_id), check=False)
+    assert answer.returncode == 3
+    assert "stopped for good: program error came 4 times" in " ".join(answer.stdout.split())
+
+
+def test_time_limit(runs: Runs, unhurt: Unhurt) -> None:
+    """Slurm's signal comes before the limit: all ranks save the same step and leave, and the job goes on."""
+    site = runs.folder / "short.toml"
+    site.write_text('partition = "main"\nsignal_lead_s = 45\nsample_period_s = 1.0\n')
+    run = runs.heat("--nodes", "4", "--save-every", "1000", "--time", "1", "--site", str(site), steps=400)
+    asked = run.wait_entry("stop asked")
+    assert (asked.facts["cause"], asked.facts["signal"]) == ("time limit", "SIGUSR1")
+    restart = run.wait_entry("restart")
+    saved = restart.facts["committed"]
+    assert 0 < saved < 400, "the save was asked for, none was due"
+    run.release()
+    for number in range(2, 10):  # each life ends by its time limit, with progress
+        run.wait("the next end", lambda n=number: len(run.entries("end")) >= n, 120)
+        if run.entries("end")[-1].facts["ending"] != "left":
+            break
+        run.release()
+    run.wait_end()
+    assert same_bits(run.field(), unhurt(400)), run.story()
+
+
+def test_template_as_it_stands(runs: Runs, unhurt: Unhurt) -> None:
+    template = Path(transom_hpc.__file__).parent / "sbatch_templates" / "train.sbatch"
+    path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+    sbatch = ["env", f"PATH={path}", "TRANSOM_SITE=lab", "TRANSOM_SAVE_EVERY=20", "sbatch", "--parsable", "-N", "5"]
+    answer = runs.lab.run("login", [*sbatch, str(template), *runs.heat_program(150, 0.05)], cwd=runs.folder)
+    job_id = answer.stdout.strip()
+    run = Submitted(runs.lab, runs.folder / "transom-runs" / job_id, int(job_id), runs.folder / "final1.npy")
+    run.wait("the journal", run.path.joinpath("journal").exists, 30)
+    run.wait_saved(40)
+    runs.lab.crash("n4")
+    run.wait_end()
+    assert same_bits(run.field(), unhurt(150)), run.story()
+    facts = json.loads(runs.transom("status", job_id, "--json").stdout)
+    assert (facts["run_dir"], facts["phase"]) == (str(run.path), "ended well")
