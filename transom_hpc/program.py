@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any
 
 from transom_hpc import ckpt
 from transom_hpc.agreement import Agreement, find_agreement, say_to_all
 from transom_hpc.base.clock import SystemClock
-from transom_hpc.base.errors import UsageError
+from transom_hpc.base.errors import SaveError, UsageError
 from transom_hpc.monitors.heartbeat import HeartbeatWriter
 from transom_hpc.tol.phases import EXIT_STOPPED
 
@@ -49,7 +50,7 @@ class Checkpointer(ckpt.Checkpointer):
         super().__init__(directory, rank, world_size, keep, every, **options)
         self._heartbeat: HeartbeatWriter | None = None
         self._stop_file: Path | None = None
-        self._stop_signals: tuple[int, ...] = ()
+        self._handlers: dict[int, Any] = {}  # what handled our signals before us
         self._stop_asked = False
         self._agreement: Agreement | None = None
         self._agreement_sought = False
@@ -101,12 +102,18 @@ class Checkpointer(ckpt.Checkpointer):
         shm.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._heartbeat = HeartbeatWriter(shm / f"beat-{self.rank:06d}", self.rank, attempt)
         self._stop_file = shm / "stop"
-        self._stop_signals = (getattr(signal, f"SIG{environment.get('TRANSOM_SIGNAL', 'USR1')}"), signal.SIGTERM)
         try:
-            for number in self._stop_signals:
-                signal.signal(number, self._on_signal)
+            for number in (getattr(signal, f"SIG{environment.get('TRANSOM_SIGNAL', 'USR1')}"), signal.SIGTERM):
+                self._handlers[number] = signal.signal(number, self._on_signal)
         except ValueError:  # not the main thread: the stop file still works
-            self._stop_signals = ()
+            pass
+
+    def _hand_signals_back(self) -> None:
+        """Let the signals do again what they did before: nobody is going to act on a stop request any more."""
+        handlers, self._handlers = self._handlers, {}
+        for number, handler in handlers.items():
+            if signal.getsignal(number) == self._on_signal and threading.current_thread() is threading.main_thread():
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         self._stop_asked = True  # nothing else: a signal may come in the middle of an update
@@ -132,7 +139,8 @@ class Checkpointer(ckpt.Checkpointer):
             metrics: figures of this step; `loss` is shown in the status.
 
         Raises:
-            SystemExit: with status 75, after a checkpoint of this step was committed, when the run was asked to stop.
+            SystemExit: with status 75, when the run was asked to stop, after a checkpoint of this step was committed
+                or it was said why it could not be.
             SaveError: an earlier save failed, by the policy of `on_save_error`.
         """
         if not self._agreement_sought:
@@ -144,6 +152,7 @@ class Checkpointer(ckpt.Checkpointer):
                     "so the run goes on from its last checkpoint instead of saving first",
                     stacklevel=2,
                 )
+                self._hand_signals_back()
         self._check_signals()
         stop = self._agreement is not None and bool(self._agreement.exchange(int(self._wanted())))
         before = time.monotonic()
@@ -161,9 +170,9 @@ class Checkpointer(ckpt.Checkpointer):
         return self._stop_asked or (self._stop_file is not None and self._stop_file.exists())
 
     def _check_signals(self) -> None:
-        for number in self._stop_signals:
+        for number in self._handlers:
             if signal.getsignal(number) != self._on_signal:
-                self._stop_signals = ()
+                del self._handlers[number]
                 warnings.warn(
                     f"{signal.Signals(number).name} is handled by somebody else now, so a signal from Slurm no longer "
                     "asks this program to save; choose another with `signal` in the site config",
@@ -173,9 +182,17 @@ class Checkpointer(ckpt.Checkpointer):
 
     def _leave(self, step: int, state: Any) -> None:
         self._say("stopping")
-        self.save(step, state, block=True)
+        try:
+            self.wait()  # what failed before is told here, and does not keep this one from being saved
+        except SaveError as error:
+            warnings.warn(str(error), stacklevel=3)
+        try:
+            self.save(step, state, block=True)
+            outcome = f"saved step {step} and left"
+        except SaveError as error:  # still a stop that was asked for, not a failure of the program
+            outcome = f"left, but step {step} is not saved: {error}"
         if self.rank == 0:
-            print(f"transom: asked to stop: saved step {step} and left", file=sys.stderr, flush=True)
+            print(f"transom: asked to stop: {outcome}", file=sys.stderr, flush=True)
         self.close()
         sys.exit(EXIT_STOPPED)
 
@@ -185,16 +202,22 @@ class Checkpointer(ckpt.Checkpointer):
 
     def close(self) -> None:
         """Wait for the save under way and let go of everything. All ranks must call it."""
-        super().close()
+        try:
+            super().close()
+        finally:
+            self._hand_signals_back()
         if self._agreement is not None:
             self._agreement.close()
             self._agreement = None
 
-    def __exit__(self, *error: object) -> None:
-        if error[0] is None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
             self.close()
-        else:  # the other ranks may be gone: wait for nobody
-            super().close()
+        else:  # the other ranks may be gone: nothing is agreed with them any more
+            self._hand_signals_back()
+            super().__exit__(kind, error, trace)
 
 
 def rank_of(environment: Mapping[str, str]) -> tuple[int, int]:
