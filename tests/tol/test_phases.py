@@ -24,6 +24,8 @@ from transom_hpc.tol.phases import (
     Launch,
     Phase,
     Placed,
+    Probe,
+    Probed,
     Progress,
     Record,
     Requeued,
@@ -143,15 +145,38 @@ def test_bad_exit_waits_for_a_verdict_on_a_host() -> None:
 def test_bad_exit_without_verdict_restarts_in_place(code: int, cause: Cause) -> None:
     run, _ = decide(running(), Exited(code, 5))
     run, actions = decide(run, Expired())
+    assert actions == (Probe(("n1", "n2", "n3", "n4", "n5")),)
+    run, actions = decide(run, Probed())
     assert kinds(actions) == ["Record", "End", "Launch"]
     assert (run.restarts[-1].cause, run.active) == (cause, ("n1", "n2", "n3", "n4"))
+
+
+def test_probe_finds_the_lost_host() -> None:
+    run, _ = decide(running(), Exited(137, 5))
+    lost = Host("n2", Cause.HOST_LOST, "no step can be started on n2: Node failure")
+    run, actions = decide(run, Probed((lost,)))
+    assert kinds(actions) == ["Record", "End", "Launch"]
+    assert (run.restarts[-1].cause, run.active) == (Cause.HOST_LOST, ("n1", "n5", "n3", "n4"))
+
+
+def test_probe_finds_a_lost_spare_too() -> None:
+    run, _ = decide(running(), Exited(137, 5))
+    run, actions = decide(run, Probed((Host("n5", Cause.HOST_LOST, "e"),)))
+    assert kinds(actions) == ["Record", "Record", "End", "Launch"]
+    assert (run.restarts[-1].cause, run.spares) == (Cause.PROGRAM_KILLED, ())
+
+
+def test_probe_finds_our_own_host_lost() -> None:
+    run, _ = decide(running(), Exited(1, 5))
+    run, actions = decide(run, Probed((Host("n1", Cause.HOST_LOST, "e"),)))
+    assert kinds(actions) == ["Record", "End", "Requeue"]
 
 
 def test_program_that_always_fails_stops_and_says_why() -> None:
     run, launches = running(), 1
     for _ in range(100):
         run, _ = decide(run, Exited(3, 5))
-        run, actions = decide(run, Expired())
+        run, actions = decide(run, Probed())
         if run.phase is Phase.OVER:
             break
         launches += 1
@@ -167,7 +192,7 @@ def test_progress_refills_the_budget() -> None:
     run = running()
     for committed in range(5, 50):
         run, _ = decide(run, Exited(3, committed))
-        run, actions = decide(run, Expired())
+        run, actions = decide(run, Probed())
         assert isinstance(actions[-1], Launch)
 
 
@@ -237,6 +262,12 @@ EVENTS = st.one_of(
     st.builds(StopAsked, st.sampled_from([Cause.TIME_LIMIT, Cause.TERMINATED])),
     st.builds(Isolated, st.just("e")),
     st.builds(Expired),
+    st.builds(
+        Probed,
+        st.lists(st.sampled_from(HOSTS), max_size=2, unique=True).map(
+            lambda names: tuple(Host(name, Cause.HOST_LOST, "e") for name in names)
+        ),
+    ),
     st.builds(Requeued, st.booleans()),
 )
 
@@ -256,6 +287,8 @@ def test_random_events(spares: int, events: list[phases.Event]) -> None:
                 alive = False
             if isinstance(event, Expired) and not waiting:
                 continue
+            if isinstance(event, Probed) and {host.name for host in event.lost} & {host.name for host in run.out}:
+                continue  # only hosts that are still counted on are probed
             before = run.phase
             run, actions = decide(run, event)
             waiting = waiting and run.phase is before

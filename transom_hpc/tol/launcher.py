@@ -34,6 +34,7 @@ from transom_hpc.tol.steps import Job, Step, Steps, first_exit
 from transom_hpc.tol.watcher import Watcher
 
 _TICK_S = 0.2
+_DEAF_S = 5.0  # without a word from the sidecar for so long, this host's heartbeats are read directly
 _PROGRESS_EVERY_S = 10.0
 
 
@@ -73,6 +74,7 @@ class Launcher:
         self._watcher = Watcher(self._steps, job, site, run, self._monitoring_problem, self._clock)
         self._deadline: float | None = None
         self._written_progress = float("-inf")
+        self._heard = self._clock.now()
         self._hang = HangWatch(0.0, submitted.spec.start_deadline_s, None)
         self.finish = phases.Finish(phases.Ending.LEFT, "not started", 1)
         """How the work ended; set by run."""
@@ -188,7 +190,13 @@ class Launcher:
 
     def _events(self) -> list[phases.Event]:
         events: list[phases.Event] = []
-        for message in self._watcher.messages(_TICK_S):
+        messages = self._watcher.messages(_TICK_S)
+        if messages:
+            self._heard = self._clock.now()
+        elif self._program is not None and self._clock.now() - self._heard > _DEAF_S:
+            self._heard = self._clock.now()
+            messages = self._own_progress()
+        for message in messages:
             events.extend(self._from_sidecar(message))
         while self._signals:
             number = self._signals.pop(0)
@@ -227,6 +235,10 @@ class Launcher:
                     (self._job.shm / "stop").write_text(cause)
                 case phases.Wait(seconds):
                     self._deadline = self._clock.now() + seconds
+                case phases.Probe(hosts):
+                    lost = self._steps.probe(hosts)
+                    found = [phases.Host(host, Cause.HOST_LOST, evidence) for host, evidence in lost.items()]
+                    return self._handle(phases.Probed(tuple(found)))
                 case phases.Record(kind, restart):
                     self._record_restart(kind, restart)
                 case phases.Requeue(cause):
@@ -271,13 +283,24 @@ class Launcher:
             return phases.Exited(code, self._committed())
         return phases.Exited(first.code, self._committed(), f"rank {first.rank} on {first.host}")
 
-    def _last_look(self) -> None:
-        """Record how far the program came, from the heartbeats on this host."""
+    def _own_progress(self) -> list[verdict.Message]:
+        """How far the program is, from the heartbeats on this host alone."""
         beats = [beat for beat in read_heartbeats(self._job.shm, str(self._attempt)) if beat.step]
-        if beats:
-            last = max(beats, key=lambda beat: beat.step or 0)
-            self._state = replace(self._state, step=last.step or 0)
-            self._record("progress", step=last.step, step_s=last.step_s, loss=last.loss, committed=last.saved_step or 0)
+        if not beats:
+            return []
+        last = min(beats, key=lambda beat: beat.step or 0)
+        seen = verdict.Progress(
+            len(beats), step_min=last.step, step_s=last.step_s, loss=last.loss, saved_step=last.saved_step
+        )
+        return [seen]
+
+    def _last_look(self) -> None:
+        """Record how far the program came before it ended."""
+        self._written_progress = float("-inf")
+        for message in self._own_progress():
+            for event in self._from_sidecar(message):
+                if isinstance(event, phases.Progress):
+                    self._state, _ = phases.decide(self._state, event)
 
     def _hung(self, now: float) -> phases.Hung:
         pause = now - self._hang.since

@@ -3,7 +3,7 @@
 ::
 
     STARTING ── Placed ──> LAUNCHING ── Progress ──> RUNNING
-    LAUNCHING, RUNNING ── Exited badly ──> SETTLING ── HostBad | Expired ──> LAUNCHING | REQUEUEING | OVER
+    LAUNCHING, RUNNING ── Exited badly ──> SETTLING ── HostBad | Probed ──> LAUNCHING | REQUEUEING | OVER
     LAUNCHING, RUNNING ── HostBad | Hung ──> LAUNCHING (on other hosts) | REQUEUEING | OVER
     LAUNCHING, RUNNING ── StopAsked ──> STOPPING ── Exited | Expired ──> REQUEUEING | OVER
     REQUEUEING ── Requeued ──> OVER
@@ -168,6 +168,13 @@ class Expired:
 
 
 @dataclass(frozen=True, slots=True)
+class Probed:
+    """A step was tried on each host: on these it could not be started."""
+
+    lost: tuple[Host, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Requeued:
     """Slurm answered the requeue."""
 
@@ -175,7 +182,7 @@ class Requeued:
     answer: str = ""
 
 
-Event = Placed | Progress | Exited | HostBad | Hung | StopAsked | Isolated | Expired | Requeued
+Event = Placed | Progress | Exited | HostBad | Hung | StopAsked | Isolated | Expired | Probed | Requeued
 
 
 # Actions
@@ -210,6 +217,13 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
+class Probe:
+    """Try a step on each of these hosts, and send Probed."""
+
+    hosts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Requeue:
     """Requeue the job, away from the hosts that were taken out."""
 
@@ -233,7 +247,7 @@ class Finish:
     code: int
 
 
-Action = Launch | End | AskStop | Wait | Requeue | Record | Finish
+Action = Launch | End | AskStop | Wait | Probe | Requeue | Record | Finish
 Decision = tuple[Run, tuple[Action, ...]]
 
 
@@ -266,7 +280,11 @@ def decide(run: Run, event: Event) -> Decision:
                 return run, ()
             return _over(run, Ending.LEFT, f"this host is cut off: {evidence}", 1, (End(),))
         case Expired():
-            return _expired(run)
+            if run.phase is Phase.STOPPING:
+                return _stopped(run)
+            return run, ((Probe((*run.active, *run.spares)),) if run.phase is Phase.SETTLING else ())
+        case Probed(lost):
+            return _probed(run, lost) if run.phase is Phase.SETTLING else (run, ())
         case Requeued(ok, answer):
             if run.phase is not Phase.REQUEUEING:
                 return run, ()
@@ -386,11 +404,23 @@ def _stopped(run: Run) -> Decision:
     return _over(run, Ending.LEFT, why, run.exit_code or EXIT_STOPPED, (Record("restart", restart), End()))
 
 
-def _expired(run: Run) -> Decision:
-    if run.phase is Phase.STOPPING:
-        return _stopped(run)
-    if run.phase is not Phase.SETTLING:
-        return run, ()
+def _probed(run: Run, lost: tuple[Host, ...]) -> Decision:
+    names = {host.name for host in lost}
+    run = replace(run, out=(*run.out, *lost), spares=tuple(host for host in run.spares if host not in names))
+    blamed = next((host for host in lost if host.name in run.active), None)
+    if run.home in names:  # its slurmd is gone: we run on, and nothing can be started beside us
+        evidence = next(host.evidence for host in lost if host.name == run.home)
+        run, actions = _requeue(run, Restart(Cause.HOST_LOST, run.committed, run.home, evidence))
+    elif blamed is None:
+        run, actions = _program_failed(run)
+    else:
+        run, actions = _again(run, Restart(blamed.cause, run.committed, blamed.name, blamed.evidence))
+    others = [host for host in lost if host is not blamed]
+    notes = [Record("host out", Restart(host.cause, run.committed, host.name, host.evidence)) for host in others]
+    return run, (*notes, *actions)
+
+
+def _program_failed(run: Run) -> Decision:
     code, who = run.exit_code, f"{run.exit_who}: " if run.exit_who else ""
     if code > 128:
         return _again(run, Restart(Cause.PROGRAM_KILLED, run.committed, evidence=f"{who}died of signal {code - 128}"))

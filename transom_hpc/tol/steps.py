@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,16 +67,16 @@ class Step:
     """
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
+        self.process = process
 
     @property
     def output(self) -> IO[str] | None:
         """Standard output of its tasks, when it was asked for."""
-        return self._process.stdout
+        return self.process.stdout
 
     def poll(self) -> int | None:
         """Exit status of the step, None while it runs; 128 + signal when a signal ended it."""
-        code = self._process.poll()
+        code = self.process.poll()
         return code if code is None or code >= 0 else 128 - code
 
     def end(self, patience_s: float = 1.5) -> None:
@@ -84,15 +85,15 @@ class Step:
         srun answers SIGTERM by SIGKILL for its tasks on all hosts that it reaches; while a host of the step is dead it
         does not return by itself, so after the deadline it is killed.
         """
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
             try:
-                self._process.wait(patience_s)
+                self.process.wait(patience_s)
             except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+                self.process.kill()
+                self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
 
 
 class Steps:
@@ -158,12 +159,43 @@ class Steps:
         with log.open("ab") as complaints:
             return self._start(arguments, argv, environment, stdout=subprocess.PIPE, stderr=complaints)
 
+    def probe(self, hosts: Sequence[str], patience_s: float = 10.0) -> dict[str, str]:
+        """Try a step on each host.
+
+        Returns:
+            The hosts on which it could not be started or did not end in time, with Slurm's words; none when that was
+            so on all of them: then it is not the hosts.
+        """
+        deadline = time.monotonic() + patience_s
+        steps = {
+            host: self._start(
+                [*_one_each([host]), "--gres=none", "--job-name=probe", "--mpi=none"],
+                ["true"],
+                {},
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+            )
+            for host in hosts
+        }
+        lost: dict[str, str] = {}
+        for host, step in steps.items():
+            try:
+                _, complaint = step.process.communicate(timeout=max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                lost[host] = f"no step could be started on {host} in {patience_s:.0f} s"
+                step.end(0.5)
+                continue
+            if step.poll():
+                words = complaint.strip().splitlines()
+                lost[host] = f"no step can be started on {host}: {words[-1] if words else 'srun gave no reason'}"
+        return lost if len(lost) < len(hosts) else {}
+
     def clean(self, hosts: Sequence[str], patience_s: float = 8.0) -> None:
         """Remove the job's folder in the shared memory of each host; hosts that don't answer in time are left."""
         arguments = [*_one_each(hosts), "--kill-on-bad-exit=0", "--gres=none", "--job-name=clean", "--mpi=none"]
         step = self._start(arguments, ["rm", "-rf", str(self._job.shm)], {}, stderr=subprocess.DEVNULL)
         try:
-            step._process.wait(patience_s)
+            step.process.wait(patience_s)
         except subprocess.TimeoutExpired:
             pass
         step.end(1.0)
