@@ -86,6 +86,8 @@ class Checkpointer:
         clock: Clock | None = None,
     ) -> None:
         _check(rank, world_size, keep, every, on_save_error)
+        if attempt is not None:
+            fence.check_name(attempt)
         self.directory = Path(directory).absolute()
         self.rank, self.world_size, self.every = rank, world_size, every
         self._keep = keep if isinstance(keep, Keep) else Keep(last=keep)

@@ -50,8 +50,7 @@ def choose(given: str | None, world_size: int, environment: Mapping[str, str], n
         UsageError: several ranks, and nothing that gives them the same name.
     """
     if given is not None:
-        if not _SAFE.fullmatch(given):
-            raise UsageError(f"attempt={given!r}: use up to 63 letters, digits and ._+~-", attempt=given)
+        check_name(given)
         return given
     if world_size == 1:
         name = f"T{now:%Y%m%dT%H%M%S.%f}"
@@ -63,6 +62,12 @@ def choose(given: str | None, world_size: int, environment: Mapping[str, str], n
             "all ranks and one that sorts after those of earlier attempts"
         )
     return found
+
+
+def check_name(name: str) -> None:
+    """Raises UsageError where a text can't be an attempt's name: it becomes part of names of files."""
+    if not _SAFE.fullmatch(name):
+        raise UsageError(f"attempt={name!r}: use up to 63 letters, digits and ._+~-", attempt=name)
 
 
 def environment() -> Mapping[str, str]:
