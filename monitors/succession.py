@@ -6,8 +6,9 @@ rank says in each ping whom it follows, and everybody draws the conclusion from 
 The rules:
 
 1. A rank exchanges pings with the first three ranks that it does not find silent (the deputies) and with its nearest
-   neighbour on either side that it does not find silent. Whoever is pinged by such a rank answers. Silent ones are
-   still pinged now and then, so that they are found when they come back.
+   neighbour on either side that it does not find silent: thus the loss of all deputies leaves it somebody. Who hears
+   nobody asks everybody. Whoever is asked answers. Silent ones are still pinged now and then, so that they are found
+   when they come back.
 2. A rank follows the lowest rank that it does not find silent, perhaps itself. Who follows itself, leads: it pings
    everybody. As long as rank 0 lives, all follow rank 0.
 3. Another leader than rank 0 speaks for the job, once for each loss, when every rank that it hears follows it, and they
@@ -245,7 +246,7 @@ class Member:
         named: frozenset[int] = frozenset()
         if self._rank == 0:
             isolated, named = self._judge_others(silent, now)
-        elif 0 not in self._left:
+        else:
             isolated, speaks = self._judge_self(leader, followers, heard, now)
         spoken_by, self._spoken_by = self._spoken_by, set()
         return Standing(

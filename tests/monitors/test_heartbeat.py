@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+import zlib
 from pathlib import Path
 
 import pytest
@@ -104,7 +105,11 @@ def test_a_torn_record_is_left_out(tmp_path: Path) -> None:
 def test_a_record_under_way_is_left_out(tmp_path: Path) -> None:
     HeartbeatWriter(beat_path(tmp_path, 0), 0, ATTEMPT).close()
     record = bytearray(beat_path(tmp_path, 0).read_bytes())
+    end = len(bytes(record).rstrip(b"\0"))
+    assert zlib.crc32(record[: end - 4]).to_bytes(4, "little") == record[end - 4 : end]
+    assert parse_heartbeat(bytes(record)) is not None
     record[8] |= 1
+    record[end - 4 : end] = zlib.crc32(record[: end - 4]).to_bytes(4, "little")
     assert parse_heartbeat(bytes(record)) is None
 
 
@@ -173,6 +178,17 @@ def test_no_room_is_an_error_at_the_start_and_leaves_nothing(tmp_path: Path) -> 
     answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
     assert answer.stdout.strip() == "OSError"
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to mount a file system that is full")
+def test_a_full_file_system_is_an_error_and_no_bus_error(tmp_path: Path) -> None:
+    shell = (
+        f"mount -t tmpfs -o size=64k none {tmp_path} && "
+        f"dd if=/dev/zero of={tmp_path}/filler bs=4096 count=100 2>/dev/null; "
+        f"exec {sys.executable} -c '{_NO_ROOM}' {beat_path(tmp_path, 0)}"
+    ).replace("resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))", "")
+    answer = subprocess.run(["unshare", "--mount", "sh", "-c", shell], capture_output=True, text=True, timeout=30)
+    assert (answer.returncode, answer.stdout.strip()) == (0, "OSError"), answer.stderr
 
 
 def test_a_wrong_argument_never_ends_the_program(tmp_path: Path) -> None:

@@ -141,3 +141,23 @@ def test_it_leaves_in_order_when_the_job_ends(healthy_lab: Lab, step: SidecarSte
     step.wait(lambda message: isinstance(message, Bye), 20)
     assert not [message for message in step.news() if isinstance(message, Verdict)]
     assert not [line for line in step.lines if "the launcher is lost" in line or "cut off" in line]
+
+
+def kill_sidecar(lab: Lab, host: str) -> None:
+    (pid,) = lab.run(host, ["pgrep", "-f", "transom_hpc.monitors --attempt"]).stdout.split()
+    lab.run(host, ["kill", "-KILL", pid])
+
+
+def test_a_sidecar_that_is_killed_takes_no_other_with_it(healthy_lab: Lab, step: SidecarStep) -> None:
+    kill_sidecar(healthy_lab, "n3")
+    _, verdict = step.wait(lambda message: isinstance(message, Verdict), 20)
+    assert isinstance(verdict, Verdict)
+    assert verdict.host == "n3"
+    time.sleep(3.0)
+    verdicts = [message.host for message in step.news() if isinstance(message, Verdict)]
+    assert verdicts == ["n3"]
+    _, progress = step.said[-1]
+    assert isinstance(progress, Progress)
+    assert progress.hosts == 4
+    kill_sidecar(healthy_lab, "n1")
+    assert step.wait_line("the launcher is lost", 20).startswith("1: ")

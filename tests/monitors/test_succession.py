@@ -135,6 +135,68 @@ def test_the_next_speaks_when_the_speaker_dies_too() -> None:
     assert [rank for rank, _ in network.spoke] == [1, 2]
 
 
+def test_each_loss_is_spoken_for() -> None:
+    network = settled(4)
+    for _ in range(2):
+        network.stopped = {0}
+        network.run(5.0)
+        network.stopped = set()
+        network.run(5.0)
+    assert [rank for rank, _ in network.spoke] == [1, 1]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_new_leader_listens_before_it_speaks(seed: int) -> None:
+    """Rank 11 still hears the lower ones; rank 5, which leads those that do not, has never talked with it before."""
+    network = settled(12, seed)
+    network.islands = [{0, 1, 2, 3, 4, 11}, {5, 6, 7, 8, 9, 10, 11}]
+    network.run(6.0)
+    assert not network.spoke
+
+
+def test_who_has_lost_all_that_it_knows_asks_everybody() -> None:
+    """All deputies and neighbours of rank 14 die at once, and the next ones too; ten of twenty live."""
+    network = settled(20)
+    network.dead = {*range(6), 12, 13, 15, 16}
+    network.run(6.0)
+    assert [rank for rank, _ in network.spoke] == [6]
+    assert not network.isolated
+
+
+def test_the_loss_of_all_deputies_does_not_make_everybody_ask_everybody() -> None:
+    network = settled(20)
+    network.dead = {0, 1, 2}
+    most = 0
+    for _ in range(100):
+        network.run(0.04)
+        followers = [rank for rank in network.running() if network.standings[rank].leader != rank]
+        most = max(most, *(len(network.members[rank]._arrivals.expected()) for rank in followers))
+    assert most <= 10
+    assert [rank for rank, _ in network.spoke] == [3]
+
+
+def test_time_in_which_it_was_stopped_does_not_make_a_rank_cut_off() -> None:
+    member = Member(3, 5, RULES, 0.0)
+    now = 0.0
+
+    def isolated_at(until: float, words: bool) -> float | None:
+        nonlocal now
+        while now < until:
+            now += 0.04
+            for rank in (0, 1, 2, 4) if words else ():
+                member.heard(rank, now, Ping(f"n{rank}", 0, 1, Word.HEARS))
+            if member.tick(now).isolated:
+                return now
+        return None
+
+    assert isolated_at(10.0, words=True) is None
+    assert isolated_at(10.5, words=False) is None
+    now = 40.0
+    when = isolated_at(50.0, words=False)
+    assert when is not None
+    assert when == pytest.approx(40.0 + RULES.isolated_after_s - 0.5, abs=0.15)
+
+
 def test_more_than_the_deputies_may_die_at_once() -> None:
     network = settled(12)
     network.dead = {0, 1, 2, 3, 4}
@@ -213,6 +275,11 @@ def test_rank_0_learns_that_another_has_spoken() -> None:
     network.deliver()
     standing = network.members[0].tick(network.now)
     assert network.spoke == [(1, (0,))]
+    network.members[1].heard(0, network.now, Ping("n0", 0, 1, Word.WANTS))
+    network.members[1].tick(network.now)
+    words = dict(network.members[1].targets(network.now + RULES.ping_s))
+    assert Word.SPOKEN in words[0]  # still said while it follows again: what was sent before may not have got through
+    assert network.members[1].follows(network.now) == 0
     assert standing.spoken_by == (1,)
     assert network.members[0].tick(network.now).spoken_by == ()
 
