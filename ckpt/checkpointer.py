@@ -141,6 +141,7 @@ class Checkpointer:
         Raises:
             StateError, SaveError: see `save`.
         """
+        self._saver.before_update()
         self._report()
         if step % self.every == 0:
             self.save(step, state, metrics=metrics)
@@ -206,6 +207,7 @@ class Checkpointer:
             if optimizer not in self._hooks:
                 self._hooks[optimizer] = optimizer.register_step_pre_hook(_before_step(weakref.ref(self._saver)))
         if block:
+            self._saver.before_update()
             save.done.wait()
             if save.error is not None:
                 self._saver.failed.clear()
@@ -234,6 +236,7 @@ class Checkpointer:
         newest = self._saver.newest
         if newest is None:
             return True
+        self._saver.before_update()
         if not newest.done.wait(timeout):
             return False
         self._report()

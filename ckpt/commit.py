@@ -135,6 +135,7 @@ def _alone(job: Job, source: Source, writer: Writer, fence: Fence, files: Files,
         )
     ]
     writer.write(path, parts, lambda: None)
+    source.confirm()
     summed = {entry.name: entry for entry in source.entries()}
     whole = replace(outline, shards=tuple(replace(s, entry=summed[s.entry.name]) for s in outline.shards))
     _finish(job, whole, offsets, fence, files, clock)
@@ -171,6 +172,7 @@ def _together(
         )
     ]
     writer.write(path, parts, meeting.beat)
+    source.confirm()
     meeting.tell("written", sum(piece.nbytes for piece in parts))
     if agreed is not None:
         meeting.hear_all("written")

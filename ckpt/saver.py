@@ -79,6 +79,8 @@ class Saver:
         self._saving = Errands("transom-save")
         self._staging = Errands("transom-copy")
         self._copying: staging.Staged | None = None
+        self._owner = 0
+        self._restless: set[str] = set()
         self.newest: Save | None = None
         self.failed: deque[Save] = deque()
         self.last_step: int | None = None
@@ -93,6 +95,9 @@ class Saver:
             OSError: the staging folder failed.
         """
         self.before_update()
+        for leaf in leaves:
+            if leaf.name in self._restless:
+                leaf.lazy = False
         segment, why = self._slots.take(staging.size(leaves) + _table_bytes(leaves))
         if segment is None and not why:
             return None
@@ -108,6 +113,7 @@ class Saver:
         except BaseException:
             self._slots.give(segment)
             raise
+        self._owner = threading.get_ident()
         self._copying = staged
         save = Save(job, staged, segment)
         self._enqueue(save)
@@ -121,9 +127,14 @@ class Saver:
         self._staging.send(lambda: self._slots.prepare(nbytes))
 
     def before_update(self) -> None:
-        """Return when everything that was put off is copied. Called before an optimizer changes anything."""
-        if self._copying is not None:
-            self._copying.copied()
+        """Return when everything that was put off is copied. Called before an optimizer changes anything, and whenever
+        the program is heard of."""
+        staged = self._copying
+        if staged is not None:
+            staged.copied()
+            if threading.get_ident() == self._owner:
+                staged.check()
+                self._copying = None
 
     def idle(self, timeout_s: float | None = None) -> bool:
         """Wait until nothing is under way. Every part of a save has a deadline of its own.
@@ -131,12 +142,14 @@ class Saver:
         Returns:
             Whether it came to that within the time.
         """
+        self.before_update()
         return self._saving.idle(timeout_s)
 
     def close(self, timeout_s: float | None) -> None:
         """Wait until nothing is under way, and let go of the state."""
-        if self._saving.close(timeout_s) and self._staging.close(timeout_s):
-            self._copying = None
+        self.before_update()
+        if self._saving.close(timeout_s):
+            self._staging.close(timeout_s)
 
     def _declare(self, segment: Segment, job: Job) -> Callable[[list[Entry], list[int], int], None]:
         def whole(entries: list[Entry], places: list[int], used: int) -> None:
@@ -167,6 +180,8 @@ class Saver:
         """The slot may be used again when nothing copies into it any more."""
         if isinstance(save.source, staging.Staged):
             save.source.settled()
+            # What the program changes by itself is not put off another time.
+            self._restless |= save.source.changed
         if save.segment is not None:
             self._slots.give(save.segment)
 

@@ -2,7 +2,11 @@
 
 What the optimizer owns stays as it is until its next step, so it is copied by a thread while the program goes on;
 everything else is copied before `begin` returns. The version counter of each tensor, read when the state was walked
-and again after the copy, proves that nothing was torn: a tensor that changed in between is an error, never written.
+and again later, proves that nothing was torn: a tensor that changed in between is an error, never committed.
+
+torch counts a change when the operation ends, so a counter read right after the copy may miss one that is under way.
+The reading that counts is therefore taken by the program's own thread when it is next heard of (in the optimizer's
+step, in a call of the checkpointer), when whatever it began is over; or GRACE_S later when it is not heard of.
 """
 
 from __future__ import annotations
@@ -24,6 +28,9 @@ from . import dtypes, lanes, names
 from .layout import Entry, blocks
 from .shm import Segment, align
 from .state import Leaf
+
+GRACE_S = 10.0
+"""No single operation on tensors takes as long."""
 
 _AT_ONCE_LANES = 2
 _SMALL_BYTES = 1 << 20
@@ -47,6 +54,13 @@ class Source(Protocol):
 
         Raises:
             SaveError
+        """
+
+    def confirm(self) -> None:
+        """Wait until it is certain that nothing was torn. Nothing may be committed before.
+
+        Raises:
+            SaveError: something was.
         """
 
 
@@ -80,6 +94,7 @@ class Staged:
         whole: Callable[[list[Entry], list[int], int], None],
     ) -> None:
         self.outline: Sequence[Entry] = outline(leaves)
+        self.changed: set[str] = set()
         self._leaves = list(leaves)
         self._segment = segment
         self._step = step
@@ -96,6 +111,7 @@ class Staged:
         self._waiting: deque[tuple[int, tuple[int, int] | None]] = deque()
         self._error: SaveError | None = None
         self._entries: list[Entry] | None = None
+        self._checked = threading.Event()
         self._settled = threading.Event()
 
     def begin(self) -> None:
@@ -115,6 +131,8 @@ class Staged:
                 self._left[index] = len(units)
                 now += [partial(self._copy, index, unit) for unit in units]
         self._lazy_left = len(self._waiting)
+        if not self._waiting:
+            self._checked.set()
         if now:
             lanes.run(now, _AT_ONCE_LANES)
 
@@ -126,20 +144,40 @@ class Staged:
         with self._state:
             self._state.wait_for(lambda: self._lazy_left == 0)
 
+    def check(self) -> None:
+        """Read the versions that count. By the thread that changes the tensors, when everything is copied."""
+        if self._checked.is_set():
+            return
+        for leaf in self._leaves:
+            why = torn(leaf) if leaf.lazy else ""
+            if why:
+                self.changed.add(leaf.name)
+                self._fail(why, None)
+        self._checked.set()
+
     def background(self) -> None:
         """Copy what was put off, then sum everything. Runs in a thread of its own, once."""
         try:
             self.copied()
+            entries = (
+                [self._summed(index, entry) for index, entry in enumerate(self.outline)] if not self._error else []
+            )
+            with self._state:
+                self._entries = entries
+                self._state.notify_all()
+            if not self._checked.wait(GRACE_S):
+                self.check()
             if self._error is None:
-                entries = [self._summed(index, entry) for index, entry in enumerate(self.outline)]
                 self._whole(entries, self._places, self._used)
-                with self._state:
-                    self._entries = entries
-                    self._state.notify_all()
         except BaseException as error:  # the writer must hear of it, whatever it is
             self._fail(f"copying failed: {type(error).__name__}: {error}", error)
         finally:
             self._settled.set()
+
+    def confirm(self) -> None:
+        self._settled.wait()
+        with self._state:
+            self._raise()
 
     def settled(self) -> None:
         """Wait until nothing writes to the segment any more."""
@@ -204,6 +242,7 @@ class Staged:
                 return
         why = torn(leaf)
         if why:
+            self.changed.add(leaf.name)
             self._fail(why, None)
         with self._state:
             self._state.notify_all()
@@ -243,6 +282,9 @@ class Straight:
             if why:
                 raise SaveError(f"step {self._step} was not saved: {why}", step=self._step)
         return entries
+
+    def confirm(self) -> None:
+        """The program waits, so nothing changes meanwhile."""
 
     def _whole(self, index: int) -> memoryview:
         leaf = self._leaves[index]

@@ -161,6 +161,27 @@ def test_a_torn_tensor_is_refused_by_name_and_the_next_save_works(directory: Pat
     assert [c.step for c in list_checkpoints(directory)] == [2]
 
 
+def test_a_change_that_is_counted_after_the_copy_is_noticed(directory: Path) -> None:
+    """torch counts a change when the operation ends: one that ran during the copy may be counted after it."""
+    model, optimizer = build()
+    with Checkpointer(directory, on_save_error="raise") as ckpt:
+        ckpt.save(1, {"m": model, "o": optimizer})
+        assert ckpt._saver.newest is not None
+        ckpt._saver.newest.source.entries()  # everything is copied and summed
+        with torch.no_grad():
+            model[0].weight.add_(1)  # type: ignore[index]
+        with pytest.raises(SaveError, match="m/0.weight was changed while it was being copied"):
+            ckpt.wait()
+        before = model[0].weight.detach().clone()  # type: ignore[index]
+        ckpt.save(2, {"m": model, "o": optimizer})  # that tensor is not put off again
+        with torch.no_grad():
+            model[0].weight.add_(1)  # type: ignore[index]
+        assert ckpt.wait()
+    other, fresh = build()
+    stored(directory, 2, {"m": other, "o": fresh})
+    assert torch.equal(other[0].weight, before)  # type: ignore[index]
+
+
 def test_keeps_the_last_k(directory: Path) -> None:
     with Checkpointer(directory, every=1, keep=2) as ckpt:
         for step in range(1, 6):

@@ -166,8 +166,15 @@ def test_every_difference_is_named_at_once(directory: Path) -> None:
     with Checkpointer(directory) as ckpt, pytest.raises(StateError) as caught:
         ckpt.restore(state)
     message = str(caught.value)
-    for part in ("model/2.weight", "new", "only in the checkpoint: old", "model/0.weight (stored: [8, 4]",
-                 "here: shape [9, 4]", "x (stored: [2] float32; here: float64)", "l (stored: 2 items; here: 3)"):  # fmt: skip
+    for part in (
+        "model/2.weight",
+        "new",
+        "only in the checkpoint: old",
+        "model/0.weight (stored: [8, 4]",
+        "here: shape [9, 4]",
+        "x (stored: [2] float32; here: float64)",
+        "l (stored: 2 items; here: 3)",
+    ):
         assert part in message, part
     assert torch.equal(other[0].weight, before)
 

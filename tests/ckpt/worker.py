@@ -145,7 +145,8 @@ def dies(facts: dict[str, Any]) -> Any:
     ckpt.save(4, numbers(4))
     newest = ckpt._saver.newest
     assert newest is not None
-    newest.source.entries()
+    ckpt._saver.before_update()
+    newest.source.confirm()
     os.kill(os.getpid(), signal.SIGKILL)
 
 
