@@ -15,6 +15,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "render": ("transom_hpc.cli.run", "render", "Print the batch script that submit would use."),
     "status": ("transom_hpc.cli.status", "status", "Show what a run does, and why."),
     "launch": ("transom_hpc.cli.run", "launch", "Supervise a program inside a job (batch scripts call it)."),
+    "drill": ("transom_hpc.cli.drill", "drill", "Train in a lab, crash a host, and see the run recover."),
     "lab": ("transom_hpc.cli.lab", "lab", "A real Slurm of several hosts on this machine."),
 }
 
