@@ -179,7 +179,8 @@ def main() -> None:
         if args.final:
             unfinished = args.final.with_name(f".{args.final.name}.tmp")
             inner = model.module if isinstance(model, DistributedDataParallel) else model
-            torch.save(inner.state_dict(), unfinished)
+            with unfinished.open("wb") as file:  # by name, torch would write the name into the file
+                torch.save(inner.state_dict(), file)
             unfinished.replace(args.final)
     if world_size > 1:
         dist.destroy_process_group()
