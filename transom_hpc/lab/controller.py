@@ -159,6 +159,9 @@ class Daemons:
         serve = [programs.mariadbd, "--no-defaults", f"--datadir={data}", f"--socket={socket}", *options]
         serve += ["--skip-networking", "--innodb-buffer-pool-size=16M", "--innodb-lock-wait-timeout=900"]
         serve += [f"--pid-file={state / 'run' / 'mariadb.pid'}"] + (["--user=root"] if os.geteuid() == 0 else [])
+        # The client library of Debian 13 fails after slurmdbd had to find out that its database does not exist yet.
+        (state / "database.sql").write_text("CREATE DATABASE IF NOT EXISTS slurm;\n")
+        serve += [f"--init-file={state / 'database.sql'}"]
         socket.unlink(missing_ok=True)
         log = state / "logs" / "mariadbd.log"
         self._hosts.spawn(LOGIN, serve, log, {})
