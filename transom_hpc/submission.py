@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from transom_hpc.base.errors import SlurmMissing, SpecError
+from transom_hpc.base.errors import SlurmMissing, SlurmRefused, SpecError
 from transom_hpc.run import Run
 from transom_hpc.slurm.commands import SlurmCommands
 from transom_hpc.slurm.site import SiteConfig, load_site
@@ -47,7 +47,8 @@ def submit(spec: JobSpec, program: str | Callable[..., Any], *args: Any, **kwarg
     if not spec.local:
         _check_slurm(spec, site)
     run = RunDir(_run_path(spec))
-    if run.spec.exists():
+    known = run.spec.exists()
+    if known:
         _refuse_second_job(run)
     run.create()
     mark = f"transom:{uuid.uuid4().hex[:12]}"
@@ -56,8 +57,13 @@ def submit(spec: JobSpec, program: str | Callable[..., Any], *args: Any, **kwarg
         spec, tuple(command), cwd, submitit=str(run.logs), comment=mark, version=version("transom-hpc")
     )
     run.write(submitted)
+    try:
+        job = (_send_local if spec.local else _send)(run, submitted, site, program, args, kwargs)
+    except SlurmRefused:
+        if not known:  # there is no run, so no trace of one either
+            shutil.rmtree(run.path, ignore_errors=True)
+        raise
     register(run)
-    job = (_send_local if spec.local else _send)(run, submitted, site, program, args, kwargs)
     run.write(dataclasses.replace(submitted, job_id=job.job_id))
     return Run(run.path, spec, job)
 
@@ -106,10 +112,14 @@ def _command(program: str | Callable[..., Any], args: Sequence[Any], kwargs: dic
 def _check_slurm(spec: JobSpec, site: SiteConfig) -> None:
     if shutil.which("sbatch") is None:
         raise SlurmMissing(_NO_SLURM, command="sbatch")
+    slurm = SlurmCommands()
+    there, asked = len(slurm.nodes()), spec.nodes + spec.spares
+    if asked > there:  # Slurm would take the job, and let it wait for ever
+        raise SpecError(f"{asked} nodes are asked for and there are {there} here", field="nodes")
     partition = spec.partition or site.partition
     if partition is None:
         return
-    known = SlurmCommands().partitions()
+    known = slurm.partitions()
     unknown = [name for name in partition.split(",") if name not in known]
     if unknown:
         raise SpecError(f"no partition {unknown[0]!r} here; there are {', '.join(sorted(known))}", field="partition")

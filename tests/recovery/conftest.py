@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -126,7 +127,7 @@ class Runs:
 @pytest.fixture
 def runs(healthy_lab: Lab, request: pytest.FixtureRequest) -> Iterator[Runs]:
     """Runs in a folder of their own on the lab's shared disk."""
-    folder = healthy_lab.shared / request.node.name.replace("[", "-").rstrip("]")
+    folder = healthy_lab.shared / re.sub(r"\W+", "-", request.node.name)
     shutil.rmtree(folder, ignore_errors=True)
     healthy_lab.run("login", ["mkdir", str(folder)])
     yield Runs(healthy_lab, folder)
