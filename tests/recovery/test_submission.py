@@ -68,10 +68,11 @@ def test_no_slurm(tmp_path: Path) -> None:
 
 
 def test_sbatch_itself_says_no(runs: Runs) -> None:
-    answer = runs.transom("submit", "--cpus-per-task", "1000", "--site", "lab", "--", "true", check=False)
+    (runs.folder / "odd.toml").write_text('partition = "main"\nsbatch = { "begin" = "yesteryear" }\n')
+    answer = runs.transom("submit", "--site", "odd.toml", "--", "true", check=False)
     assert answer.returncode == 1
     assert "sbatch refused the job: " in answer.stderr
-    assert "Requested node configuration is not available" in answer.stderr
+    assert "yesteryear" in answer.stderr
     assert list(runs.folder.glob("transom-runs/*")) == []
     assert "Traceback" not in answer.stderr
 
