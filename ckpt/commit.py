@@ -6,7 +6,6 @@ invisible; after it, it never changes. Ranks meet in the temporary folder itself
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +13,8 @@ from pathlib import Path
 from transom_hpc.base.clock import Clock
 from transom_hpc.base.errors import CorruptCheckpoint, SaveError
 
-from . import catalog, h5file, housekeeping, manifest
+from . import catalog, housekeeping, manifest
+from .blank import Blanks
 from .direct import Writer, pieces
 from .fence import Fence
 from .files import Files
@@ -87,7 +87,7 @@ def is_committed(job: Job, files: Files) -> bool:
     return True
 
 
-def commit(job: Job, source: Source, writer: Writer, fence: Fence, files: Files, clock: Clock) -> int:
+def commit(job: Job, source: Source, writer: Writer, blanks: Blanks, fence: Fence, files: Files, clock: Clock) -> int:
     """Write this rank's part and commit with the others. All ranks must call it.
 
     Returns:
@@ -100,8 +100,8 @@ def commit(job: Job, source: Source, writer: Writer, fence: Fence, files: Files,
     try:
         files.make_dir(job.temporary)
         if job.world_size == 1:
-            return _alone(job, source, writer, fence, files, clock)
-        return _together(job, source, writer, fence, files, clock, meeting)
+            return _alone(job, source, writer, blanks, fence, files, clock)
+        return _together(job, source, writer, blanks, fence, files, clock, meeting)
     except BaseException as error:
         try:
             if isinstance(error, Abandoned) and is_committed(job, files):
@@ -117,12 +117,12 @@ def commit(job: Job, source: Source, writer: Writer, fence: Fence, files: Files,
         raise
 
 
-def _alone(job: Job, source: Source, writer: Writer, fence: Fence, files: Files, clock: Clock) -> int:
+def _alone(job: Job, source: Source, writer: Writer, blanks: Blanks, fence: Fence, files: Files, clock: Clock) -> int:
     """One rank needs no agreement, so it writes each array as soon as it is staged."""
     path = job.temporary / DATA_FILE
     outline = plan([source.outline])
     _make_room(outline, path, files)
-    offsets = _lay_out(job, outline, path, files)
+    offsets = blanks.make(path, outline.shards, _attributes(job))
     index = {entry.name: i for i, entry in enumerate(source.outline)}
     parts = [
         piece
@@ -143,7 +143,7 @@ def _alone(job: Job, source: Source, writer: Writer, fence: Fence, files: Files,
 
 
 def _together(
-    job: Job, source: Source, writer: Writer, fence: Fence, files: Files, clock: Clock, meeting: Meeting
+    job: Job, source: Source, writer: Writer, blanks: Blanks, fence: Fence, files: Files, clock: Clock, meeting: Meeting
 ) -> int:
     path = job.temporary / DATA_FILE
     entries = source.entries()
@@ -153,7 +153,7 @@ def _together(
     if job.rank == 0:
         agreed = plan([[manifest.entry_from_json(e) for e in held] for held in meeting.hear_all("held")])
         _make_room(agreed, path, files)
-        offsets = _lay_out(job, agreed, path, files)
+        offsets = blanks.make(path, agreed.shards, _attributes(job))
         for rank, work in enumerate(agreed.work):
             spans = [
                 [agreed.shards[s.shard].entry.name, s.begin, s.end, offsets[agreed.shards[s.shard].path]] for s in work
@@ -196,25 +196,14 @@ def _make_room(agreed: Plan, path: Path, files: Files) -> None:
         raise SaveError(f"{path.parent.parent} has no room for another file (inodes); remove some", path=path)
 
 
-def _lay_out(job: Job, agreed: Plan, path: Path, files: Files) -> dict[str, int]:
-    attributes = {"transom_checkpoint": manifest.FORMAT, "step": job.step, "world_size": job.world_size}
-    offsets = h5file.lay_out(path, agreed.shards, attributes)
-    fd = files.open(path, os.O_WRONLY)
-    try:
-        files.allocate(fd, files.size(path))
-    finally:
-        files.close(fd)
-    return offsets
+def _attributes(job: Job) -> dict[str, int]:
+    """What the data file says about itself to other tools. The step is in the manifest: blank files are reused."""
+    return {"transom_checkpoint": manifest.FORMAT, "world_size": job.world_size}
 
 
 def _finish(job: Job, agreed: Plan, offsets: Mapping[str, int], fence: Fence, files: Files, clock: Clock) -> None:
-    """Everything is written by everybody: manifest, then the name. Rank 0 only."""
+    """Everything is on disk, by everybody: manifest, then the name. Rank 0 only."""
     path = job.temporary / DATA_FILE
-    fd = files.open(path, os.O_WRONLY)
-    try:
-        files.fsync(fd)
-    finally:
-        files.close(fd)
     whole = manifest.Manifest(
         step=job.step,
         attempt=job.attempt,
@@ -231,7 +220,6 @@ def _finish(job: Job, agreed: Plan, offsets: Mapping[str, int], fence: Fence, fi
         if name != DATA_FILE:
             files.remove(job.temporary / name)
     files.write(job.temporary / manifest.FILE, manifest.encode(whole))
-    files.fsync_dir(job.temporary)
     fence.check()
     if files.exists(job.target):
         if is_committed(job, files):  # by a rank that saw it late, or an attempt before: the same step, whole

@@ -16,6 +16,7 @@ from transom_hpc.base.clock import Clock
 from transom_hpc.base.errors import CheckpointError
 
 from . import commit, housekeeping, staging
+from .blank import Blanks
 from .commit import Job
 from .direct import Writer
 from .errand import Errands
@@ -71,6 +72,7 @@ class Saver:
     ) -> None:
         self._slots = slots
         self._writer = writer
+        self._blanks = Blanks(files)
         self._fence = fence
         self._files = files
         self._clock = clock
@@ -164,7 +166,7 @@ class Saver:
     def _run(self, save: Save) -> None:
         """One save, in the background thread."""
         try:
-            commit.commit(save.job, save.source, self._writer, self._fence, self._files, self._clock)
+            commit.commit(save.job, save.source, self._writer, self._blanks, self._fence, self._files, self._clock)
             self.last_step = save.job.step
         except BaseException as error:  # kept for the next call, which reports it by policy
             save.error = error

@@ -156,6 +156,8 @@ def documents(structure: dict[str, Node]) -> list[Leaf]:
     leaves = []
     for key, node in structure.items():
         data = json.dumps(node, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode("ascii")
+        # Blanks at the end, so that a counter that gets longer does not change the file's layout.
+        data = data.ljust(-(-len(data) // 256) * 256)
         leaves.append(Leaf(f"structure/{key}", data, dtypes.JSON, (len(data),), len(data)))
     return leaves
 
