@@ -1,0 +1,71 @@
+"""A blank file copied from memory is the file that HDF5 makes."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+import subprocess
+from pathlib import Path
+
+import h5py
+import pytest
+
+from transom_hpc.ckpt.blank import Blanks
+from transom_hpc.ckpt.files import Files
+from transom_hpc.ckpt.layout import Entry, Shard
+
+
+def shard(name: str, dtype: str, shape: tuple[int, ...], nbytes: int) -> Shard:
+    return Shard(f"/{name}", None, Entry(name, dtype, shape, shape, (0,) * len(shape), nbytes, ("",)))
+
+
+SHARDS = [
+    shard("structure/m", "json", (256,), 256),
+    shard("tensors/m/w", "float32", (1000, 30), 120_000),
+    shard("tensors/m/b", "bfloat16", (), 2),
+    shard("tensors/m/ä%2F", "complex64", (3,), 24),
+    shard("tensors/empty", "float32", (0, 3), 0),
+    shard("tensors/raw", "raw:'<M8[s]'", (2,), 16),
+    shard("objects/o", "pickle", (77,), 77),
+]
+
+
+def test_the_same_bytes(tmp_path: Path) -> None:
+    blanks = Blanks(Files())
+    first = blanks.make(tmp_path / "a.h5", SHARDS, {"world_size": 2})
+    second = blanks.make(tmp_path / "b.h5", SHARDS, {"world_size": 2})
+    other = blanks.make(tmp_path / "c.h5", SHARDS[:3], {"world_size": 2})
+    assert first == second
+    assert (tmp_path / "a.h5").read_bytes() == (tmp_path / "b.h5").read_bytes()
+    assert set(other) == {s.path for s in SHARDS[:3]}
+    assert all(offset % 4096 == 0 for offset in first.values())
+    assert "/tensors/empty" not in first
+
+
+def test_other_tools_read_it(tmp_path: Path) -> None:
+    if shutil.which("h5dump") is None:
+        pytest.skip("h5dump is not on this machine (hdf5-tools)")
+    blanks = Blanks(Files())
+    blanks.make(tmp_path / "a.h5", SHARDS, {})
+    blanks.make(tmp_path / "b.h5", SHARDS, {})
+    for command in (["h5dump", "-H"], ["h5ls", "-r"]):
+        done = subprocess.run([*command, str(tmp_path / "b.h5")], capture_output=True, text=True, timeout=30)
+        assert done.returncode == 0, done.stderr
+        assert "w" in done.stdout
+    with h5py.File(tmp_path / "b.h5") as file:
+        assert file["tensors/m/b"].attrs["torch_dtype"] == "bfloat16"
+        assert file["tensors/raw"].attrs["numpy_dtype"] == "'<M8[s]'"
+
+
+def test_parts_show_as_one_array(tmp_path: Path) -> None:
+    parts = [
+        Shard(f"/shards/{r}/u", r, Entry("tensors/u", "float32", (2, 3), (4, 3), (2 * r, 0), 24, ("",))) for r in (0, 1)
+    ]
+    offsets = Blanks(Files()).make(tmp_path / "a.h5", parts, {})
+    with (tmp_path / "a.h5").open("r+b") as file:
+        for rank, path in enumerate(("/shards/0/u", "/shards/1/u")):
+            file.seek(offsets[path])
+            file.write(struct.pack("<6f", *[rank + 1] * 6))
+    with h5py.File(tmp_path / "a.h5") as file:
+        assert file["tensors/u"].shape == (4, 3)
+        assert file["tensors/u"][:, 0].tolist() == [1, 1, 2, 2]

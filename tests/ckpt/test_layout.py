@@ -1,0 +1,75 @@
+"""The plan: every byte once, evenly spread, the same for the same input."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transom_hpc.ckpt.layout import SPLIT_BYTES, Entry, blocks, overlap, plan
+
+
+def entry(name: str, nbytes: int, total: str = "a") -> Entry:
+    return Entry(f"tensors/{name}", "uint8", (nbytes,), (nbytes,), (0,), nbytes, (total,) * len(blocks(nbytes)))
+
+
+sizes = st.lists(st.integers(0, 40 << 20), min_size=1, max_size=12)
+
+
+@given(sizes, st.lists(st.integers(0, 60 << 20), min_size=1, max_size=6))
+def test_every_byte_is_written_once_and_the_work_is_even(shared: list[int], own: list[int]) -> None:
+    common = [entry(f"s{i}", n) for i, n in enumerate(shared)]
+    held = [[*common, entry("own", n, f"r{rank}")] for rank, n in enumerate(own)]
+    made = plan(held)
+    assert made == plan(held)
+    written: dict[int, list[tuple[int, int]]] = {}
+    for work in made.work:
+        for span in work:
+            assert span.begin < span.end
+            assert span.begin % SPLIT_BYTES == 0
+            written.setdefault(span.shard, []).append((span.begin, span.end))
+    for index, shard in enumerate(made.shards):
+        spans = sorted(written.get(index, []))
+        assert sum(end - begin for begin, end in spans) == shard.entry.nbytes
+        assert all(a[1] == b[0] for a, b in pairwise(spans))
+    if len(own) > 1:
+        even = max([*own, -(-(sum(shared) + sum(own)) // len(own))])
+        assert max(made.bytes_of(rank) for rank in range(len(own))) <= even + len(shared) * SPLIT_BYTES
+
+
+def test_what_differs_in_one_bit_is_kept_per_rank() -> None:
+    made = plan([[entry("w", 8, "a"), entry("x", 8)], [entry("w", 8, "b"), entry("x", 8)]])
+    assert [(s.path, s.rank) for s in made.shards] == [
+        ("/tensors/x", None),
+        ("/ranks/0/tensors/w", 0),
+        ("/ranks/1/tensors/w", 1),
+    ]
+
+
+def test_a_name_that_one_rank_lacks_is_private() -> None:
+    made = plan([[entry("w", 8)], []])
+    assert [(s.path, s.rank) for s in made.shards] == [("/ranks/0/tensors/w", 0)]
+
+
+def test_parts_of_an_array_are_shards() -> None:
+    def part(rank: int) -> Entry:
+        return Entry("tensors/u", "float32", (2, 3), (4, 3), (2 * rank, 0), 24, (str(rank),))
+
+    made = plan([[part(0)], [part(1)]])
+    assert [s.path for s in made.shards] == ["/shards/0/u", "/shards/1/u"]
+
+
+boxes = st.tuples(st.integers(0, 9), st.integers(0, 9))
+
+
+@given(st.lists(st.tuples(boxes, boxes), min_size=1, max_size=3))
+def test_overlap_of_boxes(axes: list[tuple[tuple[int, int], tuple[int, int]]]) -> None:
+    a_start, a_shape = [a[0] for a, _ in axes], [a[1] for a, _ in axes]
+    b_start, b_shape = [b[0] for _, b in axes], [b[1] for _, b in axes]
+    common = [set(range(a, a + n)) & set(range(b, b + m)) for (a, n), (b, m) in axes]
+    found = overlap(a_start, a_shape, b_start, b_shape)
+    if not all(common):
+        assert found is None
+    else:
+        assert found == (tuple(min(c) for c in common), tuple(len(c) for c in common))
