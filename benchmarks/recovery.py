@@ -1,7 +1,7 @@
 """Time from the crash of a host to the next new step: transom with a spare, against plain `sbatch --requeue`.
 
-Both run the same program in the same lab under the same SlurmdTimeout, by turns. A run is over when the first step after
-the crash is printed. Needs root (hosts with networks of their own).
+Both run the same program in the same lab under the same SlurmdTimeout, by turns. A run is back when it prints the first
+step after the crash. Needs root (hosts with networks of their own).
 
     python benchmarks/recovery.py [--quick] [--pairs 5] [--slurmd-timeout 30] [--json FILE]
 

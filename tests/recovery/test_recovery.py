@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -118,6 +119,56 @@ def test_requeued_by_a_person(runs: Runs, unhurt: Unhurt) -> None:
     run.wait_end()
     assert same_bits(run.field(), unhurt(150)), run.story()
     assert [entry.facts["requeues"] for entry in run.entries("start")] == [0, 1]
+
+
+def test_program_hung(runs: Runs, unhurt: Unhurt) -> None:
+    run = runs.heat("--nodes", "3", "--save-every", "20", "--hang-after", "6", steps=150)
+    run.wait_saved(40)
+    runs.lab.run("n2", ["pkill", "-STOP", "-f", "heat_mpi.py"])
+    run.wait_end()
+    assert same_bits(run.field(), unhurt(150, 3)), run.story()
+    (restart,) = run.entries("restart")
+    assert restart.facts["cause"] == "program hung"
+    assert re.fullmatch(r"no step for \d+ s after step \d+; 6 s are allowed", restart.facts["evidence"])
+
+
+def test_host_cut_off_and_mended(runs: Runs, unhurt: Unhurt) -> None:
+    """The cut-off side ends its own program; what it left can't harm the run that went on without it."""
+    run = runs.heat("--nodes", "3", "--spares", "1", "--save-every", "20", steps=400)
+    run.wait_saved(40)
+    runs.lab.cut("n2")
+    run.wait_entry("running", 2)
+    run.wait("its end", lambda: not heat_pids(runs, "n2"), 30)
+    run.wait("its memory given back", lambda: runs.lab.run("n2", ["ls", "-A", "/dev/shm"]).stdout == "", 10)
+    runs.lab.mend("n2")
+    run.wait_end()
+    assert same_bits(run.field(), unhurt(400, 3)), run.story()
+    (restart,) = run.entries("restart")
+    assert (restart.facts["cause"], restart.facts["host_out"]) == ("host silent", "n2")
+
+
+def test_nothing_outlives_the_job(runs: Runs) -> None:
+    run = runs.heat("--nodes", "3", "--spares", "1", "--save-every", "20", steps=60)
+    run.wait_saved(20)
+    for host in ("n1", "n3"):
+        assert runs.lab.run(host, ["ls", "/dev/shm"]).stdout.split() == [f"transom-{uid(runs)}-{run.job_id}"]
+    run.wait_end()
+    run.wait("the end of the job", lambda: run.slurm()["JobState"] == "COMPLETED", 30)
+    for host in ("n1", "n2", "n3", "n4"):
+        assert runs.lab.run(host, ["ls", "-A", "/dev/shm"]).stdout == ""
+        left = runs.lab.run(host, ["pgrep", "-u", runs.lab.user, "-a"], check=False).stdout
+        assert [line for line in left.splitlines() if "pgrep" not in line] == []
+    assert [path.name for path in (run.path / "checkpoints").glob(".*") if path.name != ".attempt"] == []
+
+
+def heat_pids(runs: Runs, host: str) -> list[str]:
+    """Processes of the program on a host."""
+    return runs.lab.run(host, ["pgrep", "-f", "heat_mpi.py --steps"], check=False).stdout.split()
+
+
+def uid(runs: Runs) -> str:
+    """The user id of the lab's user."""
+    return runs.lab.run("login", ["id", "-u"]).stdout.strip()
 
 
 def test_program_that_always_fails(runs: Runs) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,7 @@ class Survivor:
         host: this host.
         home: the launcher's host.
         hosts: all hosts that are watched.
+        shm: the job's folder in this host's shared memory.
     """
 
     run: RunDir
@@ -46,10 +48,15 @@ class Survivor:
     host: str
     home: str
     hosts: tuple[str, ...]
+    shm: Path
 
     def isolated(self) -> None:
-        """This host hears nobody: end its program, so that two never write. With two hosts, ask Slurm who is right."""
+        """This host hears nobody: end its program, so that two never write. With two hosts, ask Slurm who is right.
+
+        The launcher can't reach us any more to clean up, so this host's shared memory is given back here.
+        """
         end_program(str(self.attempt))
+        shutil.rmtree(self.shm, ignore_errors=True)
         if len(self.hosts) == 2 and self.host != self.home:
             self.orphaned((self.home,), f"{self.home} is not heard, and no third host can tell which of us is cut off")
 
@@ -96,7 +103,7 @@ def main() -> None:
     shm = Path(os.environ["TRANSOM_SHM"])
     host = os.environ.get("SLURMD_NODENAME") or os.uname().nodename.split(".")[0]
     job_id = int(os.environ["SLURM_JOB_ID"])
-    survivor = Survivor(RunDir(given.run_dir), given.attempt, job_id, host, given.home, hosts)
+    survivor = Survivor(RunDir(given.run_dir), given.attempt, job_id, host, given.home, hosts, shm)
     config = SidecarConfig(
         attempt=str(given.attempt),
         shm=shm,
