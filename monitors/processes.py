@@ -61,7 +61,7 @@ def end_program(attempt: str, exclude_pids: Collection[int] = (), deadline_s: fl
         empty = 0 if found else empty + 1
         if empty >= (3 if killed else 1) or time.monotonic() >= until:  # one may have slipped through while we looked
             return sorted(killed)
-        time.sleep(0.01)
+        time.sleep(0.05)
 
 
 def _own_pids() -> set[int]:

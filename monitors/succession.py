@@ -13,8 +13,8 @@ The rules:
    everybody. As long as rank 0 lives, all follow rank 0.
 3. Another leader than rank 0 speaks for the job, once for each loss, when every rank that it hears follows it, and they
    with itself are at least two and at least half of all. One rank that still hears a lower one is enough to wait: then
-   the lower one is not dead. Exactly half is allowed, so that 2 of 4 can go on; what is done is done through Slurm,
-   which serves one side only.
+   the lower one is not dead; and who hears that another has spoken leaves it at that. Exactly half is allowed, so that
+   2 of 4 can go on; what is done is done through Slurm, which serves one side only.
 4. A rank is cut off when for a time it hears nobody (having asked everybody), or leads fewer than rule 3 asks for. It
    tells those who follow it, and they are cut off with it. With two hosts rank 1 is cut off, and rank 0 goes on.
 5. Rank 0 is cut off when at least two others fall silent at once and nobody is left (`detect_silence.blame`).
@@ -193,10 +193,8 @@ class Member:
     def tick(self, now: float) -> Standing:
         """Draw the conclusions. Call it often, after `heard` for all that has arrived."""
         gap = self._arrivals.tick(now)
-        if gap:
-            self._good = min(now, self._good + gap) if self._good < now else self._good
-            if self._led_since is not None:
-                self._led_since = min(now, self._led_since + gap)
+        if gap and self._led_since is not None:  # it has not listened meanwhile
+            self._led_since = min(now, self._led_since + gap)
         self._expect(now)
         silent = self._arrivals.silent(now)
         leader = self._leader(silent)
@@ -293,6 +291,8 @@ class Member:
             heard_out = not heard or led_s > rules.silent_after_s  # the others may still be looking for a leader
             return heard_out and bad_s > rules.isolated_after_s, False
         self._stood_well(now)
+        if any(Word.SPOKEN in ping.words for ping in heard.values()):  # while this one was stopped, perhaps
+            self._spoken = True
         settled = len(followers) == len(heard) and led_s >= rules.fresh_s
         speaks, self._spoken = settled and not self._spoken, self._spoken or settled
         return False, speaks

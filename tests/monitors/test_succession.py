@@ -145,21 +145,58 @@ def test_each_loss_is_spoken_for() -> None:
     assert [rank for rank, _ in network.spoke] == [1, 1]
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_a_new_leader_listens_before_it_speaks(seed: int) -> None:
-    """Rank 11 still hears the lower ones; rank 5, which leads those that do not, has never talked with it before."""
-    network = settled(12, seed)
-    network.islands = [{0, 1, 2, 3, 4, 11}, {5, 6, 7, 8, 9, 10, 11}]
+def leads_alone(member: Member, now: float, followers: dict[int, int]) -> float | None:
+    """Let a rank hear only these, each following whom it says, for five seconds; when does it speak?"""
+    until = now + 5.0
+    while now < until:
+        now += 0.04
+        for rank, follows in followers.items():
+            member.heard(rank, now, Ping(f"n{rank}", follows, 1))
+        if member.tick(now).speaks:
+            return now
+    return None
+
+
+def test_a_new_leader_listens_before_it_speaks() -> None:
+    when = leads_alone(Member(1, 5, RULES, 0.0), 0.0, {2: 1, 3: 1})
+    assert when is not None
+    assert when == pytest.approx(RULES.start_deadline_s + RULES.fresh_s, abs=0.1)
+    assert leads_alone(Member(1, 5, RULES, 0.0), 0.0, {2: 1, 3: 1, 4: 2}) is None
+
+
+def test_a_leader_that_was_stopped_listens_again_before_it_speaks() -> None:
+    member = Member(1, 5, RULES, 0.0)
+    now = 0.0
+    while now < RULES.start_deadline_s + 0.15:
+        now += 0.04
+        for rank in (2, 3):
+            member.heard(rank, now, Ping(f"n{rank}", 1, 1))
+        assert not member.tick(now).speaks
+    when = leads_alone(member, 30.0, {2: 1, 3: 1})
+    assert when is not None
+    assert when > 30.0 + RULES.fresh_s / 2
+
+
+def test_who_wakes_up_when_another_has_spoken_does_not_speak_again() -> None:
+    network = settled(5)
+    network.dead = {0}
+    while network.standings[1].leader != 1:
+        network.run(0.04)
+    network.stopped = {1}
     network.run(6.0)
-    assert not network.spoke
+    assert [rank for rank, _ in network.spoke] == [2]
+    network.stopped = set()
+    network.run(6.0)
+    assert [rank for rank, _ in network.spoke] == [2]
+    assert network.standings[3].leader == 1
 
 
 def test_who_has_lost_all_that_it_knows_asks_everybody() -> None:
-    """All deputies and neighbours of rank 14 die at once, and the next ones too; ten of twenty live."""
-    network = settled(20)
-    network.dead = {*range(6), 12, 13, 15, 16}
-    network.run(6.0)
-    assert [rank for rank, _ in network.spoke] == [6]
+    """Of all that rank 20 would ask first, second and third, nobody lives; half of all do."""
+    network = settled(30)
+    network.dead = {*range(9), 17, 18, 19, 21, 22, 23}
+    network.run(8.0)
+    assert [rank for rank, _ in network.spoke] == [9]
     assert not network.isolated
 
 
