@@ -130,8 +130,6 @@ class Target:
             if sent <= 0:
                 raise OSError(errno.EIO, "the file system wrote nothing and gave no reason", str(self.path))
             done += sent
-            if fd == self._direct and done % ALIGN:
-                return done // ALIGN * ALIGN
         return done
 
     def get(self, into: memoryview, offset: int) -> int:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import torch
 from transom_hpc.base.errors import CheckpointError, SaveError, StateError, UsageError
 from transom_hpc.ckpt import Checkpointer, Keep, SaveWarning, housekeeping, list_checkpoints
 from transom_hpc.ckpt.files import Files
+from transom_hpc.ckpt.manifest import decode, encode
 
 
 class Slow(Files):
@@ -34,8 +37,6 @@ def stored(directory: Path, step: int, like: Any) -> Any:
     """What is on disk for a step."""
     for found in list_checkpoints(directory):
         if found.step > step:
-            import shutil
-
             shutil.rmtree(found.path)
     with Checkpointer(directory, shm_bytes=0) as ckpt:
         assert ckpt.restore(like) == step
@@ -240,7 +241,14 @@ def test_a_late_delete_is_fenced(directory: Path) -> None:
         (directory / "step-000000001").rename(directory / "step-000000003")
         with pytest.raises(SaveError, match="may not write"):
             housekeeping.put_aside(directory, ["step-000000003"], fence, Files())
-    assert (directory / "step-000000003").exists()
+        shutil.copytree(directory / "step-000000003", directory / "step-000000004")
+        for name in ("step-000000003", "step-000000004"):
+            found = decode((directory / name / "manifest.json").read_bytes())
+            manifest = directory / name / "manifest.json"
+            manifest.write_bytes(encode(replace(found, step=int(name[-1]))))
+        with pytest.raises(SaveError, match="may not write"):
+            housekeeping.retain(directory, Keep(last=1), fence, 9, Files())
+    assert [c.step for c in list_checkpoints(directory)] == [3, 4]
 
 
 def test_an_older_attempt_is_refused(directory: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import sys
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,16 @@ from typing import Any
 import pytest
 import torch
 
+from transom_hpc.base.clock import SystemClock
 from transom_hpc.base.errors import SaveError
-from transom_hpc.ckpt import Checkpointer, SaveWarning, list_checkpoints, verify
+from transom_hpc.ckpt import Checkpointer, SaveWarning, commit, list_checkpoints, staging, verify
+from transom_hpc.ckpt.blank import Blanks
+from transom_hpc.ckpt.commit import Job
+from transom_hpc.ckpt.direct import DirectWriter
+from transom_hpc.ckpt.fence import Fence
+from transom_hpc.ckpt.files import Files
+from transom_hpc.ckpt.meeting import FileMeeting
+from transom_hpc.ckpt.state import Leaf
 
 sys.path.insert(0, str(Path(__file__).parent))
 from faulty import Faulty
@@ -119,6 +128,26 @@ def test_a_fault_on_one_of_two_ranks(ranks: Any, tmp_path: Path, victim: int) ->
         starts = [said["start"] for said in again.said]
         assert starts[0] == starts[1] >= 2, call
         assert [said["last"] for said in again.said] == [6, 6], call
+
+
+def test_a_fault_on_one_rank_is_told_to_the_others_at_once(ranks: Any, directory: Path) -> None:
+    before = time.monotonic()
+    done = ranks("faulty", 2, "A1", directory=directory, total=4, rank=1, at=5, fault=errno.EIO, deadline_s=60.0)
+    assert time.monotonic() - before < 40
+    assert done.codes == [0, 0], done.errors
+    assert "rank 1 gave up" in done.said[0]["errors"][0]
+
+
+def test_a_rank_that_hears_late_finds_the_step_committed(directory: Path) -> None:
+    """Its own part is in the committed file already, so giving up would be wrong."""
+    with Checkpointer(directory, attempt="A1") as ckpt:
+        save(ckpt, 2)
+    job = Job(directory, 2, 1, 1, 2, "A1", {}, 5.0)
+    files, clock = Files(), SystemClock()
+    FileMeeting(job.temporary, 0, 2, files, clock, 5.0, "x").give_up("fsync of the folder failed")
+    source = staging.Straight([Leaf("tensors/x", b"1", "uint8", (1,), 1)], 2)
+    fence = Fence(directory, "A1", files)
+    assert commit.commit(job, source, DirectWriter(files), Blanks(files), fence, files, clock) == 0
 
 
 def test_short_writes(directory: Path) -> None:

@@ -117,6 +117,7 @@ def test_damage_touches_no_tensor(two: Path) -> None:
         ckpt.restore(state)
     assert int(state["big"].max()) == 0
     assert float(state["small"].abs().max()) == 0
+    assert state["n"] == 0
 
 
 def test_without_room_for_staging_the_file_is_read_twice(two: Path) -> None:
