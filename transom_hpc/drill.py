@@ -127,7 +127,8 @@ class Drill:
     def _train(self, name: str, victim: str | None) -> tuple[RunDir, float, float | None]:
         plan = self._plan
         transom = [sys.executable, "-P", "-m", "transom_hpc"]
-        options = ["--nodes", str(_NODES), "--spares", str(_SPARES), "--site", "lab", "--time", "10"]
+        site = "lab" if self._lab.is_isolated else "lab-plain"
+        options = ["--nodes", str(_NODES), "--spares", str(_SPARES), "--site", site, "--time", "10"]
         options += ["--name", name, "--run-dir", str(self._folder / name), "--save-every", str(plan.save_every)]
         program = [sys.executable, str(plan.program), "--steps", str(plan.steps), "--final", str(self._final(name))]
         submit = [*transom, "submit", "--json", *options, "--", *program]

@@ -30,7 +30,7 @@ from transom_hpc.tol.journal import Entry, Journal, claim_number
 from transom_hpc.tol.requeueing import requeue_job
 from transom_hpc.tol.rundir import RunDir
 from transom_hpc.tol.spec import Submitted
-from transom_hpc.tol.steps import Job, Step, Steps, first_exit
+from transom_hpc.tol.steps import Job, Step, Steps, ended_well, first_exit
 from transom_hpc.tol.watcher import Watcher
 
 _TICK_S = 0.2
@@ -278,7 +278,12 @@ class Launcher:
         return events
 
     def _exited(self, code: int) -> phases.Exited:
-        first = first_exit(self._dir.logs / str(self._attempt))
+        prefix = self._dir.logs / str(self._attempt)
+        first = first_exit(prefix)
+        if first is None and code == 0 and not ended_well(prefix):
+            return phases.Exited(
+                1, self._committed(), "srun, which did not start the program (its words are in the log)"
+            )
         if first is None:
             return phases.Exited(code, self._committed())
         return phases.Exited(first.code, self._committed(), f"rank {first.rank} on {first.host}")

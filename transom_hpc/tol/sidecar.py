@@ -16,7 +16,7 @@ from typing import Any
 
 from transom_hpc.base.clock import SystemClock
 from transom_hpc.base.errors import SlurmError
-from transom_hpc.monitors.exchange import leave
+from transom_hpc.monitors.exchange import MpiExchange, leave
 from transom_hpc.monitors.processes import end_program
 from transom_hpc.monitors.sidecar import Sidecar, SidecarConfig, SidecarHooks
 from transom_hpc.slurm.commands import SlurmCommands
@@ -26,6 +26,9 @@ from transom_hpc.tol.history import restarts_of_job
 from transom_hpc.tol.journal import Journal
 from transom_hpc.tol.requeueing import requeue_job
 from transom_hpc.tol.rundir import RunDir
+
+EXIT_NO_MPI = 4
+"""Exit status when the ranks of this step don't see each other: trying again would not help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +117,11 @@ def main() -> None:
         ping_s=given.period / 4,
         silent_after_s=given.period * given.silent_periods,
     )
-    code = Sidecar(config, SidecarHooks(survivor.isolated, survivor.orphaned)).run()
-    leave(code)
+    exchange = MpiExchange()
+    if exchange.size != len(hosts):
+        print(f"transom: MPI sees {exchange.size} of {len(hosts)} ranks", file=sys.stderr, flush=True)
+        leave(EXIT_NO_MPI)
+    leave(Sidecar(config, SidecarHooks(survivor.isolated, survivor.orphaned), exchange).run())
 
 
 if __name__ == "__main__":

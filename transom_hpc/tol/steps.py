@@ -17,8 +17,10 @@ from transom_hpc.tol.phases import EXIT_NOT_SHARED, EXIT_STOPPED
 
 # Runs in every task around the program. The names are those of torch's env:// start and of torchrun (elastic/run).
 # The first task that ends badly leaves its status in a file (O_EXCL: one wins): srun would tell the highest status of
-# all, and that is the 137 of those that it killed because of the first. A trap, unlike an ignored signal, is not
-# inherited by the program. A task that was asked to leave ends well for srun, which would else kill the slower ones.
+# all, and that is the 137 of those that it killed because of the first. Rank 0 leaves a file when it has ended well:
+# srun's 0 alone does not prove that anything ran (tried: 0 after "aborted before step completely launched").
+# A trap, unlike an ignored signal, is not inherited by the program. A task that was asked to leave ends well for srun,
+# which would else kill the slower ones.
 _TASK = f"""
 if [ ! -d "$TRANSOM_RUN_DIR/journal" ]; then
     echo "transom: host $SLURMD_NODENAME does not see the run directory $TRANSOM_RUN_DIR" >&2
@@ -31,6 +33,8 @@ trap : TERM INT HUP USR1 USR2
 code=$?
 if [ $code -ne 0 ]; then
     (set -o noclobber; echo "$RANK $SLURMD_NODENAME $code" > "$TRANSOM_EXIT_FILE") 2>/dev/null
+elif [ "$RANK" -eq 0 ]; then
+    : > "$TRANSOM_DONE_FILE"
 fi
 [ $code -ne {EXIT_STOPPED} ] || code=0
 exit $code
@@ -124,11 +128,11 @@ class Steps:
 
         Args:
             prefix: start of the names of this launch's files on the shared disk: PREFIX.hosts tells srun the order of
-                hosts, PREFIX.exit is left by the first task that ends badly.
+                hosts, PREFIX.exit is left by the first task that ends badly, PREFIX.done by rank 0 that ended well.
         """
         hostfile = prefix.with_name(f"{prefix.name}.hosts")
         hostfile.write_text("".join(f"{host}\n" * tasks_per_node for host in hosts))
-        master = {"MASTER_ADDR": hosts[0], "MASTER_PORT": str(_free_port())}
+        master = {"MASTER_ADDR": _address(hosts[0]), "MASTER_PORT": str(_free_port())}
         arguments = [
             f"--nodes={len(hosts)}",
             f"--ntasks={len(hosts) * tasks_per_node}",
@@ -149,6 +153,7 @@ class Steps:
                 "LOCAL_WORLD_SIZE": str(tasks_per_node),
                 "SLURM_HOSTFILE": str(hostfile),
                 "TRANSOM_EXIT_FILE": f"{prefix}.exit",
+                "TRANSOM_DONE_FILE": f"{prefix}.done",
                 **environment,
             },
         )
@@ -247,6 +252,11 @@ def first_exit(prefix: Path) -> FirstExit | None:
         return None
 
 
+def ended_well(prefix: Path) -> bool:
+    """Whether rank 0 of the program has ended well, by its own word."""
+    return prefix.with_name(f"{prefix.name}.done").exists()
+
+
 _BATCH_ONLY = frozenset(
     {
         "SLURM_NTASKS",
@@ -264,6 +274,14 @@ _BATCH_ONLY = frozenset(
 
 def _one_each(hosts: Sequence[str]) -> list[str]:
     return [f"--nodes={len(hosts)}", f"--ntasks={len(hosts)}", "--ntasks-per-node=1", f"--nodelist={','.join(hosts)}"]
+
+
+def _address(host: str) -> str:
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError:  # a name that only Slurm knows; the first rank is on this host
+        return socket.gethostname()
+    return host
 
 
 def _free_port() -> int:

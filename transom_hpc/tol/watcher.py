@@ -16,6 +16,7 @@ from transom_hpc.monitors.verdict import Message, parse_line
 from transom_hpc.slurm.site import SiteConfig
 from transom_hpc.tol.attempt import Attempt
 from transom_hpc.tol.rundir import RunDir
+from transom_hpc.tol.sidecar import EXIT_NO_MPI
 from transom_hpc.tol.steps import Job, Step, Steps
 
 _TRIES = 5
@@ -107,10 +108,17 @@ class Watcher:
             pass  # closed under us when the step was ended
 
     def _keep_alive(self) -> None:
-        if self._step is not None and self._step.poll() is not None:
+        code = None if self._step is None else self._step.poll()
+        if self._step is not None and code is not None:
             self._step.end()
             self._step = None
             self._ended += 1
+            if code == EXIT_NO_MPI:
+                self._report(
+                    f"hosts are not watched: MPI ranks don't see each other under `srun --mpi={self._site.mpi}`; set "
+                    "`mpi` in the site config to a type that `srun --mpi=list` shows and that your MPI was built for"
+                )
+                return
             if self._ended >= _TRIES:
                 self._report(f"the sidecar ended {self._ended} times; hosts are no longer watched in this launch")
                 return
