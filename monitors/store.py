@@ -80,16 +80,8 @@ def append_readings(path: Path, readings: Iterable[Reading]) -> None:
         for host, new in rows.items():
             table = nodes.get(host)
             if table is None:
-                table = nodes.create_dataset(
-                    host,
-                    shape=(0,),
-                    maxshape=(None,),
-                    dtype=columns,
-                    chunks=(_CHUNK_ROWS,),
-                    compression="gzip",
-                    compression_opts=1,
-                    shuffle=True,
-                )
+                # not compressed: what grows is then written in place, and a kill in the middle spoils no older row
+                table = nodes.create_dataset(host, shape=(0,), maxshape=(None,), dtype=columns, chunks=(_CHUNK_ROWS,))
             start = len(table)
             table.resize(start + len(new), axis=0)
             table[start:] = numpy.array(new, dtype=columns)
@@ -98,9 +90,25 @@ def append_readings(path: Path, readings: Iterable[Reading]) -> None:
 def load_readings(path: Path) -> pandas.DataFrame:
     """Read all nodes' tables as one data frame, with the host as a column, in the order of time.
 
+    A file that is just being written to is tried again a few times.
+
     Raises:
         OSError: the file is missing or can't be read.
     """
+    for _ in range(4):
+        try:
+            return _load(path)
+        except FileNotFoundError:
+            raise
+        except (OSError, KeyError, RuntimeError):  # what h5py says when it meets half a change
+            time.sleep(0.1)
+    try:
+        return _load(path)
+    except (KeyError, RuntimeError) as error:
+        raise OSError(f"{path} can't be read: {error}") from error
+
+
+def _load(path: Path) -> pandas.DataFrame:
     h5py, _ = _libraries()
     import pandas  # slow to import, and only people need it
 

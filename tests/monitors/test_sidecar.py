@@ -191,7 +191,7 @@ def test_the_program_is_seen_the_readings_are_kept_and_it_leaves_in_order(tmp_pa
         ranks.signal(signal.SIGUSR1, 0, 1, 2, 3)  # Slurm signals every step before the time limit
         time.sleep(0.3)
         assert ranks.alive() == [0, 1, 2, 3]
-        ranks.process.terminate()
+        ranks.signal(signal.SIGTERM, 0)  # when rank 0 leaves, everybody leaves
         ranks.wait(lambda message: isinstance(message, Bye))
         assert ranks.process.wait(15) is not None
         assert [type(message) for message in ranks.all_but_progress()] == [Ready, Bye]
