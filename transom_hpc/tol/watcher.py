@@ -19,7 +19,7 @@ from transom_hpc.tol.rundir import RunDir
 from transom_hpc.tol.sidecar import EXIT_NO_MPI
 from transom_hpc.tol.steps import Job, Step, Steps
 
-_TRIES = 5
+_TRIES, _MUTE_TRIES = 5, 3
 
 
 class Watcher:
@@ -48,11 +48,12 @@ class Watcher:
         self._attempt = Attempt(0, 0)
         self._hosts: tuple[str, ...] = ()
         self._ended = 0
+        self._spoke = False  # whether it has said anything in this launch
         self._retry_at: float | None = None
 
     def start(self, attempt: Attempt, hosts: Sequence[str]) -> None:
         """Watch these hosts for this launch."""
-        self._attempt, self._hosts, self._ended = attempt, tuple(hosts), 0
+        self._attempt, self._hosts, self._ended, self._spoke = attempt, tuple(hosts), 0, False
         self._start()
 
     def drop(self, host: str) -> None:
@@ -75,6 +76,7 @@ class Watcher:
             while True:
                 message = parse_line(text) if step is self._step else None
                 if message is not None:
+                    self._spoke = True
                     found.append(message)
                 step, text = self._lines.get_nowait()
         except queue.Empty:
@@ -119,8 +121,9 @@ class Watcher:
                     "`mpi` in the site config to a type that `srun --mpi=list` shows and that your MPI was built for"
                 )
                 return
-            if self._ended >= _TRIES:
-                self._report(f"the sidecar ended {self._ended} times; hosts are no longer watched in this launch")
+            if self._ended >= (_TRIES if self._spoke else _MUTE_TRIES):
+                log = self._run.logs / f"{self._attempt}-sidecar.log"
+                self._report(f"hosts are not watched in this launch: the sidecar ended {self._ended} times, see {log}")
                 return
             self._report("the sidecar ended and is started again")
             self._retry_at = self._clock.now() + 2.0**self._ended
