@@ -18,7 +18,7 @@ from transom_hpc.agreement import Agreement, find_agreement, say_to_all
 from transom_hpc.base.clock import SystemClock
 from transom_hpc.base.errors import SaveError, UsageError
 from transom_hpc.monitors.heartbeat import HeartbeatWriter
-from transom_hpc.tol.phases import EXIT_STOPPED
+from transom_hpc.tol.events import EXIT_STOPPED
 
 
 class Checkpointer(ckpt.Checkpointer):

@@ -8,12 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transom_hpc.tol import phases
 from transom_hpc.tol.causes import LIMITS, Cause, Restart
-from transom_hpc.tol.phases import (
+from transom_hpc.tol.events import (
+    EXIT_NOT_SHARED,
+    EXIT_STOPPED,
+    Action,
     AskStop,
     End,
     Ending,
+    Event,
     Exited,
     Expired,
     Finish,
@@ -22,18 +25,16 @@ from transom_hpc.tol.phases import (
     Hung,
     Isolated,
     Launch,
-    Phase,
     Placed,
     Probe,
     Probed,
     Progress,
     Record,
     Requeued,
-    Run,
     StopAsked,
     Wait,
-    decide,
 )
+from transom_hpc.tol.phases import Phase, Run, decide
 
 HOSTS = ("n1", "n2", "n3", "n4", "n5")
 
@@ -50,7 +51,7 @@ def running(spares: int = 1, **changes: object) -> Run:
     return replace(run, **changes)  # type: ignore[arg-type]
 
 
-def kinds(actions: tuple[phases.Action, ...]) -> list[str]:
+def kinds(actions: tuple[Action, ...]) -> list[str]:
     return [type(action).__name__ for action in actions]
 
 
@@ -197,7 +198,7 @@ def test_progress_refills_the_budget() -> None:
 
 
 def test_not_shared_is_final() -> None:
-    _, actions = decide(running(), Exited(phases.EXIT_NOT_SHARED, 0))
+    _, actions = decide(running(), Exited(EXIT_NOT_SHARED, 0))
     assert isinstance(actions[-1], Finish)
     assert "does not see the run directory" in actions[-1].why
 
@@ -211,7 +212,7 @@ def test_hang_restarts() -> None:
 def test_time_limit_saves_then_requeues() -> None:
     run, actions = decide(running(), StopAsked(Cause.TIME_LIMIT))
     assert kinds(actions) == ["AskStop", "Wait"]
-    run, actions = decide(run, Exited(phases.EXIT_STOPPED, 11))
+    run, actions = decide(run, Exited(EXIT_STOPPED, 11))
     assert kinds(actions) == ["Record", "End", "Requeue"]
     assert run.restarts[-1] == Restart(Cause.TIME_LIMIT, 11)
 
@@ -224,7 +225,7 @@ def test_time_limit_when_the_program_does_not_leave() -> None:
 
 
 def test_signal_that_reached_only_the_steps() -> None:
-    _, actions = decide(running(), Exited(phases.EXIT_STOPPED, 11))
+    _, actions = decide(running(), Exited(EXIT_STOPPED, 11))
     assert kinds(actions) == ["Record", "End", "Requeue"]
 
 
@@ -274,7 +275,7 @@ EVENTS = st.one_of(
 
 @given(st.integers(0, 3), st.lists(EVENTS, max_size=60))
 @settings(max_examples=500, deadline=None)
-def test_random_events(spares: int, events: list[phases.Event]) -> None:
+def test_random_events(spares: int, events: list[Event]) -> None:
     run, actions = decide(new_run(spares), Placed())
     alive = False  # whether a program step is running
     waiting = False
@@ -321,7 +322,7 @@ def test_random_events(spares: int, events: list[phases.Event]) -> None:
 
 
 @given(st.sampled_from(list(Phase)), EVENTS)
-def test_every_pair_is_defined(phase: Phase, event: phases.Event) -> None:
+def test_every_pair_is_defined(phase: Phase, event: Event) -> None:
     run, actions = decide(running(phase=phase), event)
     assert isinstance(run, Run)
     assert isinstance(actions, tuple)

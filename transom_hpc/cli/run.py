@@ -106,7 +106,8 @@ def launch(program: tuple[str, ...], run_dir: str | None, spares: int, site: str
     """
     from transom_hpc.slurm.commands import SlurmCommands
     from transom_hpc.slurm.site import load_site
-    from transom_hpc.tol.launcher import Launcher, job_of
+    from transom_hpc.tol.job import job_of
+    from transom_hpc.tol.launcher import Launcher
     from transom_hpc.tol.result import write_result
     from transom_hpc.tol.rundir import RunDir, register
 

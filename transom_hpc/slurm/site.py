@@ -60,7 +60,8 @@ class SiteConfig:
     """After how long without a step the program counts as hung; None: learned from its own pace."""
 
     def __post_init__(self) -> None:
-        if f"SIG{self.signal.removeprefix('SIG')}" not in signals.Signals.__members__:
+        object.__setattr__(self, "signal", self.signal.removeprefix("SIG"))
+        if f"SIG{self.signal}" not in signals.Signals.__members__:
             raise ValueError(f"no signal has the name {self.signal!r}")
 
 

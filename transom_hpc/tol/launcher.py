@@ -5,7 +5,6 @@ It runs in the batch script. It holds no decision of its own: each is made in `p
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from collections.abc import Mapping, Sequence
@@ -16,26 +15,25 @@ from typing import Any
 from transom_hpc.base.clock import Clock, SystemClock
 from transom_hpc.base.errors import LaunchError, SlurmError, SlurmUnreachable
 from transom_hpc.monitors import verdict
-from transom_hpc.monitors.heartbeat import read_heartbeats
 from transom_hpc.slurm.commands import Slurm
-from transom_hpc.slurm.hosts import expand_hosts, fold_hosts
+from transom_hpc.slurm.hosts import fold_hosts
 from transom_hpc.slurm.site import SiteConfig
-from transom_hpc.tol import phases
+from transom_hpc.tol import events, phases
 from transom_hpc.tol.attempt import Attempt
 from transom_hpc.tol.causes import Cause, Restart
 from transom_hpc.tol.exclusion import choose
 from transom_hpc.tol.hang import HangWatch
 from transom_hpc.tol.history import fold, restarts_of_job
+from transom_hpc.tol.job import Job
 from transom_hpc.tol.journal import Entry, Journal, claim_number
+from transom_hpc.tol.pace import Pace
 from transom_hpc.tol.requeueing import requeue_job
 from transom_hpc.tol.rundir import RunDir
 from transom_hpc.tol.spec import Submitted
-from transom_hpc.tol.steps import Job, Step, Steps, ended_well, first_exit
+from transom_hpc.tol.steps import Step, Steps, ended_well, first_exit
 from transom_hpc.tol.watcher import Watcher
 
 _TICK_S = 0.2
-_DEAF_S = 5.0  # without a word from the sidecar for so long, this host's heartbeats are read directly
-_PROGRESS_EVERY_S = 10.0
 
 
 class Launcher:
@@ -73,10 +71,9 @@ class Launcher:
         self._program: Step | None = None
         self._watcher = Watcher(self._steps, job, site, run, self._monitoring_problem, self._clock)
         self._deadline: float | None = None
-        self._written_progress = float("-inf")
-        self._heard = self._clock.now()
-        self._hang = HangWatch(0.0, submitted.spec.start_deadline_s, None)
-        self.finish = phases.Finish(phases.Ending.LEFT, "not started", 1)
+        self._attempt = Attempt(0, 0)
+        self._pace = self._new_pace()
+        self.finish = events.Finish(events.Ending.LEFT, "not started", 1)
         """How the work ended; set by run."""
 
     def run(self) -> int:
@@ -135,7 +132,7 @@ class Launcher:
         )
         if len(hosts) < needed:
             raise LaunchError(f"the job has {len(hosts)} nodes and the program needs {needed}", run=self._dir.path)
-        finish = self._handle(phases.Placed(self._misplaced(entries)))
+        finish = self._handle(events.Placed(self._misplaced(entries)))
         while finish is None:
             finish = self._turn()
         return self._close(finish)
@@ -143,7 +140,7 @@ class Launcher:
     def _refuse_where_wrong(self, entries: Sequence[Entry]) -> None:
         history = fold(entries)
         job_id = str(self._job.job_id)
-        if history.ending and history.ending[0] == phases.Ending.BADLY and history.job_ids[-1] == job_id:
+        if history.ending and history.ending[0] == events.Ending.BADLY and history.job_ids[-1] == job_id:
             raise LaunchError(f"this run was stopped for good: {history.ending[1]}", run=self._dir.path)
         other = history.job_ids[-1] if history.job_ids else job_id
         if other != job_id and history.ending is None:
@@ -158,14 +155,14 @@ class Launcher:
                     job=other,
                 )
 
-    def _misplaced(self, entries: Sequence[Entry]) -> tuple[phases.Host, ...]:
+    def _misplaced(self, entries: Sequence[Entry]) -> tuple[events.Host, ...]:
         let_back: set[str] = set()
         for entry in entries:
             if entry.kind == "requeue":
                 let_back = set(entry.facts.get("let_back", ()))
         choice = choose(fold(entries).incidents, self._clock.wall())
         return tuple(
-            phases.Host(incident.host, incident.cause, incident.evidence)
+            events.Host(incident.host, incident.cause, incident.evidence)
             for incident in choice.avoid
             if incident.host in self._job.hosts and incident.host not in let_back
         )
@@ -181,43 +178,41 @@ class Launcher:
 
     # The loop
 
-    def _turn(self) -> phases.Finish | None:
+    def _turn(self) -> events.Finish | None:
         for event in self._events():
             finish = self._handle(event)
             if finish is not None:
                 return finish
         return None
 
-    def _events(self) -> list[phases.Event]:
-        events: list[phases.Event] = []
+    def _events(self) -> list[events.Event]:
+        found: list[events.Event] = []
         messages = self._watcher.messages(_TICK_S)
         if messages:
-            self._heard = self._clock.now()
-        elif self._program is not None and self._clock.now() - self._heard > _DEAF_S:
-            self._heard = self._clock.now()
-            messages = self._own_progress()
+            self._pace.heard()
         for message in messages:
-            events.extend(self._from_sidecar(message))
+            found.extend(self._from_sidecar(message))
+        if self._program is not None:
+            found.extend(self._pace.look())
         while self._signals:
             number = self._signals.pop(0)
             own = number == getattr(signal, f"SIG{self._site.signal}")
             cause = Cause.TIME_LIMIT if own else Cause.TERMINATED
             self._record("stop asked", cause=cause, signal=signal.Signals(number).name)
-            events.append(phases.StopAsked(cause))
+            found.append(events.StopAsked(cause))
         if self._program is not None:
             code = self._program.poll()
             if code is not None:
                 self._program.end()
                 self._program = None
-                self._last_look()
-                events.append(self._exited(code))
+                found += [*self._pace.last_look(), self._exited(code)]
         now = self._clock.now()
         if self._deadline is not None and now >= self._deadline:
             self._deadline = None
-            events.append(phases.Expired())
-        return events
+            found.append(events.Expired())
+        return found
 
-    def _handle(self, event: phases.Event) -> phases.Finish | None:
+    def _handle(self, event: events.Event) -> events.Finish | None:
         """Decide about one event and act; what an action brings about is handled at once."""
         before = self._state.phase
         self._state, actions = phases.decide(self._state, event)
@@ -225,97 +220,55 @@ class Launcher:
             self._deadline = None
         for action in actions:
             match action:
-                case phases.Launch():
+                case events.Launch():
                     self._launch(action)
-                case phases.End():
+                case events.End():
                     self._end()
-                case phases.AskStop(cause):
+                case events.AskStop(cause):
                     self._say(f"asking the program to save and leave ({cause})")
                     self._job.shm.mkdir(mode=0o700, exist_ok=True)
                     (self._job.shm / "stop").write_text(cause)
-                case phases.Wait(seconds):
+                case events.Wait(seconds):
                     self._deadline = self._clock.now() + seconds
-                case phases.Probe(hosts):
+                case events.Probe(hosts):
                     lost = self._steps.probe(hosts)
-                    found = [phases.Host(host, Cause.HOST_LOST, evidence) for host, evidence in lost.items()]
-                    return self._handle(phases.Probed(tuple(found)))
-                case phases.Record(kind, restart):
+                    found = [events.Host(host, Cause.HOST_LOST, evidence) for host, evidence in lost.items()]
+                    return self._handle(events.Probed(tuple(found)))
+                case events.Record(kind, restart):
                     self._record_restart(kind, restart)
-                case phases.Requeue(cause):
+                case events.Requeue(cause):
                     return self._handle(self._requeue(cause))
-                case phases.Finish():
+                case events.Finish():
                     return action
         return None
 
-    def _from_sidecar(self, message: verdict.Message) -> list[phases.Event]:
-        now = self._clock.now()
+    def _from_sidecar(self, message: verdict.Message) -> list[events.Event]:
         match message:
             case verdict.Ready():
                 self._record("monitoring", problem="", hosts=list(message.hosts))
-            case verdict.Progress(step_min=int(step)) if step > 0:
-                return self._progress(message, step, now)
-            case verdict.Progress() if self._hang.hung(now):
-                return [self._hung(now)]
+            case verdict.Progress():
+                return self._pace.take(message)
             case verdict.Verdict(cause="isolated"):
-                return [phases.Isolated(message.evidence)]
+                return [events.Isolated(message.evidence)]
             case verdict.Verdict(cause="silent" | "missing"):
                 self._watcher.drop(message.host)
-                return [phases.HostBad(message.host, Cause.HOST_SILENT, message.evidence, self._committed())]
+                return [events.HostBad(message.host, Cause.HOST_SILENT, message.evidence, self._committed())]
         return []
 
-    def _progress(self, message: verdict.Progress, step: int, now: float) -> list[phases.Event]:
-        committed = message.saved_step or 0
-        first = self._hang.step == 0
-        self._hang = self._hang.seen(step, now)
-        if first:
-            self._record("running", step=step, hosts=len(self._state.active))
-        if now - self._written_progress >= _PROGRESS_EVERY_S or committed > self._state.committed:
-            self._written_progress = now
-            self._record("progress", step=step, step_s=message.step_s, loss=message.loss, committed=committed)
-        events: list[phases.Event] = [phases.Progress(step, committed)]
-        if self._hang.hung(now):
-            events.append(self._hung(now))
-        return events
-
-    def _exited(self, code: int) -> phases.Exited:
+    def _exited(self, code: int) -> events.Exited:
         prefix = self._dir.logs / str(self._attempt)
         first = first_exit(prefix)
         if first is None and code == 0 and not ended_well(prefix):
-            return phases.Exited(
+            return events.Exited(
                 1, self._committed(), "srun, which did not start the program (its words are in the log)"
             )
         if first is None:
-            return phases.Exited(code, self._committed())
-        return phases.Exited(first.code, self._committed(), f"rank {first.rank} on {first.host}")
-
-    def _own_progress(self) -> list[verdict.Message]:
-        """How far the program is, from the heartbeats on this host alone."""
-        beats = [beat for beat in read_heartbeats(self._job.shm, str(self._attempt)) if beat.step]
-        if not beats:
-            return []
-        last = min(beats, key=lambda beat: beat.step or 0)
-        seen = verdict.Progress(
-            len(beats), step_min=last.step, step_s=last.step_s, loss=last.loss, saved_step=last.saved_step
-        )
-        return [seen]
-
-    def _last_look(self) -> None:
-        """Record how far the program came before it ended."""
-        self._written_progress = float("-inf")
-        for message in self._own_progress():
-            for event in self._from_sidecar(message):
-                if isinstance(event, phases.Progress):
-                    self._state, _ = phases.decide(self._state, event)
-
-    def _hung(self, now: float) -> phases.Hung:
-        pause = now - self._hang.since
-        where = f"after step {self._hang.step}" if self._hang.step else "before the first step"
-        evidence = f"no step for {pause:.0f} s {where}; {self._hang.allowed_s():.0f} s are allowed"
-        return phases.Hung(evidence, self._committed())
+            return events.Exited(code, self._committed())
+        return events.Exited(first.code, self._committed(), f"rank {first.rank} on {first.host}")
 
     # Actions
 
-    def _launch(self, action: phases.Launch) -> None:
+    def _launch(self, action: events.Launch) -> None:
         self._attempt = replace(self._attempt, launch=action.launch)
         self._record("launch", hosts=list(action.hosts), spares=list(action.spares))
         self._say(f"launch {action.launch} on {fold_hosts(action.hosts)}")
@@ -329,8 +282,13 @@ class Launcher:
             environment=self._program_environment(),
             prefix=self._dir.logs / str(self._attempt),
         )
-        self._hang = HangWatch(self._clock.now(), spec.start_deadline_s, spec.hang_after_s or self._site.hang_after_s)
+        self._pace = self._new_pace()
         self._watcher.start(self._attempt, (*action.hosts, *action.spares))
+
+    def _new_pace(self) -> Pace:
+        spec = self._submitted.spec
+        watch = HangWatch(self._clock.now(), spec.start_deadline_s, spec.hang_after_s or self._site.hang_after_s)
+        return Pace(self._job.shm, self._attempt, watch, self._committed, self._record, self._clock)
 
     def _program_environment(self) -> dict[str, str]:
         spec = self._submitted.spec
@@ -353,7 +311,7 @@ class Launcher:
             program.end()
         watching.join()
 
-    def _requeue(self, cause: Cause) -> phases.Requeued:
+    def _requeue(self, cause: Cause) -> events.Requeued:
         self._clean()
         self._say(f"requeueing the job ({cause})")
         # Slurm answers a requeue by SIGTERM to us and to every process of ours.
@@ -367,10 +325,10 @@ class Launcher:
         hosts = [host for host in self._job.hosts if host not in out]
         self._steps.clean(hosts)
 
-    def _close(self, finish: phases.Finish) -> int:
+    def _close(self, finish: events.Finish) -> int:
         self.finish = finish
         self._end()
-        if finish.ending is not phases.Ending.LEFT:
+        if finish.ending is not events.Ending.LEFT:
             self._clean()
         self._record("end", ending=finish.ending, why=finish.why, code=finish.code, committed=self._committed())
         self._say(f"{finish.ending}: {finish.why}")
@@ -406,22 +364,3 @@ class Launcher:
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self._signals.append(number)
-
-
-def job_of(environment: Mapping[str, str]) -> Job:
-    """The job that this process runs in.
-
-    Raises:
-        LaunchError: it runs in none.
-    """
-    try:
-        job_id, text = environment["SLURM_JOB_ID"], environment["SLURM_JOB_NODELIST"]
-    except KeyError:
-        raise LaunchError(
-            "transom launch runs inside a Slurm job: use transom submit, or sbatch with one of sbatch_templates/"
-        ) from None
-    hosts = tuple(expand_hosts(text))
-    home = environment.get("SLURMD_NODENAME") or os.uname().nodename.split(".")[0]
-    if home not in hosts:
-        raise LaunchError(f"this host, {home}, is not one of the job's ({text})", job=job_id)
-    return Job(int(job_id), int(environment.get("SLURM_RESTART_COUNT", "0")), hosts, home)

@@ -14,9 +14,9 @@ from transom_hpc.slurm.commands import Slurm
 from transom_hpc.slurm.hosts import expand_hosts
 from transom_hpc.slurm.requeue import requeue_excluding
 from transom_hpc.tol.causes import Cause
+from transom_hpc.tol.events import Requeued
 from transom_hpc.tol.exclusion import choose
 from transom_hpc.tol.history import fold
-from transom_hpc.tol.phases import Requeued
 from transom_hpc.tol.rundir import RunDir
 from transom_hpc.tol.spec import JobSpec
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from transom_hpc.tol.phases import Ending, Finish
+from transom_hpc.tol.events import Ending, Finish
 from transom_hpc.tol.spec import Submitted
 
 

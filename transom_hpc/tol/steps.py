@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
@@ -13,7 +12,8 @@ from pathlib import Path
 from typing import IO
 
 from transom_hpc.slurm.site import SiteConfig
-from transom_hpc.tol.phases import EXIT_NOT_SHARED, EXIT_STOPPED
+from transom_hpc.tol.events import EXIT_NOT_SHARED, EXIT_STOPPED
+from transom_hpc.tol.job import Job
 
 # Runs in every task around the program. The names are those of torch's env:// start and of torchrun (elastic/run).
 # The first task that ends badly leaves its status in a file (O_EXCL: one wins): srun would tell the highest status of
@@ -39,28 +39,6 @@ fi
 [ $code -ne {EXIT_STOPPED} ] || code=0
 exit $code
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """The Slurm job that this process runs in.
-
-    Args:
-        job_id: Slurm's id.
-        restarts: how often Slurm has requeued it (SLURM_RESTART_COUNT).
-        hosts: all hosts of the allocation, in Slurm's order.
-        home: this host, as Slurm names it.
-    """
-
-    job_id: int
-    restarts: int
-    hosts: tuple[str, ...]
-    home: str
-
-    @property
-    def shm(self) -> Path:
-        """The job's folder in each host's shared memory."""
-        return Path(f"/dev/shm/transom-{os.getuid()}-{self.job_id}")
 
 
 class Step:

@@ -15,9 +15,10 @@ from transom_hpc.base.clock import Clock
 from transom_hpc.monitors.verdict import Message, parse_line
 from transom_hpc.slurm.site import SiteConfig
 from transom_hpc.tol.attempt import Attempt
+from transom_hpc.tol.job import Job
 from transom_hpc.tol.rundir import RunDir
 from transom_hpc.tol.sidecar import EXIT_NO_MPI
-from transom_hpc.tol.steps import Job, Step, Steps
+from transom_hpc.tol.steps import Step, Steps
 
 _TRIES, _MUTE_TRIES = 5, 3
 

@@ -1,0 +1,52 @@
+"""The Slurm job that this process runs in, as its environment tells it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from transom_hpc.base.errors import LaunchError
+from transom_hpc.slurm.hosts import expand_hosts
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The Slurm job that this process runs in.
+
+    Args:
+        job_id: Slurm's id.
+        restarts: how often Slurm has requeued it (SLURM_RESTART_COUNT).
+        hosts: all hosts of the allocation, in Slurm's order.
+        home: this host, as Slurm names it.
+    """
+
+    job_id: int
+    restarts: int
+    hosts: tuple[str, ...]
+    home: str
+
+    @property
+    def shm(self) -> Path:
+        """The job's folder in each host's shared memory."""
+        return Path(f"/dev/shm/transom-{os.getuid()}-{self.job_id}")
+
+
+def job_of(environment: Mapping[str, str]) -> Job:
+    """The job that this process runs in.
+
+    Raises:
+        LaunchError: it runs in none.
+    """
+    try:
+        job_id, text = environment["SLURM_JOB_ID"], environment["SLURM_JOB_NODELIST"]
+    except KeyError:
+        raise LaunchError(
+            "transom launch runs inside a Slurm job: use transom submit, or sbatch with one of sbatch_templates/"
+        ) from None
+    hosts = tuple(expand_hosts(text))
+    home = environment.get("SLURMD_NODENAME") or os.uname().nodename.split(".")[0]
+    if home not in hosts:
+        raise LaunchError(f"this host, {home}, is not one of the job's ({text})", job=job_id)
+    return Job(int(job_id), int(environment.get("SLURM_RESTART_COUNT", "0")), hosts, home)
