@@ -147,6 +147,25 @@ def test_host_cut_off_and_mended(runs: Runs, unhurt: Unhurt) -> None:
     assert (restart.facts["cause"], restart.facts["host_out"]) == ("host silent", "n2")
 
 
+def test_sidecar_killed(runs: Runs, unhurt: Unhurt) -> None:
+    """The program does not notice, no host is blamed, and the hosts are watched again."""
+    run = runs.heat("--nodes", "3", "--spares", "1", "--save-every", "20", steps=200)
+    run.wait_saved(20)
+    for host in ("n1", "n3"):
+        said = len(run.entries("monitoring"))
+        runs.lab.run(host, ["pkill", "-KILL", "-f", "transom_hpc.tol.sidecar"])
+        run.wait_entry("monitoring", said + 1)
+        run.wait("watched again", lambda: run.entries("monitoring")[-1].facts["problem"] == "", 30)
+    run.wait_end()
+    assert same_bits(run.field(), unhurt(200, 3)), run.story()
+    assert run.entries("restart") == run.entries("host out") == run.entries("requeue") == []
+    assert [entry.facts["problem"] for entry in run.entries("monitoring")][:3] == [
+        "",
+        "the sidecar ended and is started again",
+        "",
+    ]
+
+
 def test_nothing_outlives_the_job(runs: Runs) -> None:
     run = runs.heat("--nodes", "3", "--spares", "1", "--save-every", "20", steps=60)
     run.wait_saved(20)

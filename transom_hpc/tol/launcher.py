@@ -250,6 +250,8 @@ class Launcher:
                 return self._pace.take(message)
             case verdict.Verdict(cause="isolated"):
                 return [events.Isolated(message.evidence)]
+            case verdict.Replaced(by):
+                return [events.Isolated(f"while this host was not heard, {by} has spoken for the job")]
             case verdict.Verdict(cause="silent" | "missing"):
                 self._watcher.drop(message.host)
                 return [events.HostBad(message.host, Cause.HOST_SILENT, message.evidence, self._committed())]

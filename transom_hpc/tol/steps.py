@@ -138,7 +138,8 @@ class Steps:
 
     def sidecar(self, argv: Sequence[str], hosts: Sequence[str], environment: Mapping[str, str], log: Path) -> Step:
         """Start the sidecar, one MPI rank a host. What it prints is read from the step; complaints go to a log."""
-        arguments = [*_one_each(hosts), "--kill-on-bad-exit=0", "--gres=none", "--job-name=sidecar"]
+        # A rank that dies alone takes the step with it, and all are started again: its silence would blame its host.
+        arguments = [*_one_each(hosts), "--kill-on-bad-exit=1", "--gres=none", "--job-name=sidecar"]
         with log.open("ab") as complaints:
             return self._start(arguments, argv, environment, stdout=subprocess.PIPE, stderr=complaints)
 
