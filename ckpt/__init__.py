@@ -12,10 +12,10 @@ if not __name__.startswith("transom_hpc."):
     raise ImportError("import transom_hpc.ckpt, not ckpt: a second copy of every class would be made")
 
 if TYPE_CHECKING:
-    from .catalog import Checkpoint, Fault, list_checkpoints, read_checkpoint, verify
-    from .checkpointer import Checkpointer, SaveWarning
-    from .retention import Keep
-    from .rng import RngState, rng_state
+    from transom_hpc.ckpt.catalog import Checkpoint, Fault, list_checkpoints, read_checkpoint, verify
+    from transom_hpc.ckpt.checkpointer import Checkpointer, SaveWarning
+    from transom_hpc.ckpt.retention import Keep
+    from transom_hpc.ckpt.rng import RngState, rng_state
 
 _WHERE = {
     "Checkpoint": "catalog",

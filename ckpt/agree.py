@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from transom_hpc.base.errors import CorruptCheckpoint, StateError
-
-from .meeting import Meeting
+from transom_hpc.ckpt.meeting import Meeting
 
 log = logging.getLogger("transom_hpc.ckpt")
 

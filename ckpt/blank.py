@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import h5file
-from .files import Files
-from .layout import Shard
+from transom_hpc.ckpt import h5file
+from transom_hpc.ckpt.files import Files
+from transom_hpc.ckpt.layout import Shard
 
 
 @dataclass(frozen=True, slots=True)

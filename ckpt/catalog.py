@@ -14,12 +14,11 @@ import numpy as np
 import xxhash
 
 from transom_hpc.base.errors import CorruptCheckpoint
-
-from . import lanes, manifest, names
-from .direct import Target
-from .files import Files
-from .layout import blocks
-from .manifest import Manifest, Stored
+from transom_hpc.ckpt import lanes, manifest, names
+from transom_hpc.ckpt.direct import Target
+from transom_hpc.ckpt.files import Files
+from transom_hpc.ckpt.layout import blocks
+from transom_hpc.ckpt.manifest import Manifest, Stored
 
 
 @dataclass(frozen=True, slots=True)

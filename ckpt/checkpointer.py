@@ -14,19 +14,17 @@ from typing import Any, Literal, Self
 import torch
 
 from transom_hpc.base.clock import Clock, SystemClock
-from transom_hpc.base.errors import CorruptCheckpoint, SaveError, StateError, UsageError
-
-from . import catalog, commit, fence, housekeeping, shm
-from . import state as states
-from .agree import Proposal, agree, proposals
-from .commit import Job
-from .direct import DirectWriter
-from .files import Files
-from .meeting import Alone, FileMeeting, LeftOut, Meeting
-from .restore import Candidate
-from .retention import Keep
-from .saver import Saver
-from .slots import Slots
+from transom_hpc.base.errors import SaveError, StateError, UsageError
+from transom_hpc.ckpt import catalog, commit, fence, housekeeping, shm
+from transom_hpc.ckpt import state as states
+from transom_hpc.ckpt.commit import Job
+from transom_hpc.ckpt.direct import DirectWriter
+from transom_hpc.ckpt.files import Files
+from transom_hpc.ckpt.meeting import Alone, FileMeeting, LeftOut, Meeting
+from transom_hpc.ckpt.recovery import Recovery
+from transom_hpc.ckpt.retention import Keep
+from transom_hpc.ckpt.saver import Saver
+from transom_hpc.ckpt.slots import Slots
 
 log = logging.getLogger("transom_hpc.ckpt")
 
@@ -298,69 +296,21 @@ class Checkpointer:
             CorruptCheckpoint: there are checkpoints, and none is whole. Nothing was touched.
         """
         self._open()
-        meeting = self._meet_to_restore()
-        left = self._slots.left()
-        by_source = {f"memory:{item.attempt}:{item.step}": item for item in left}
-        candidates: dict[str, Candidate] = {}
-        taken: list[shm.Segment] = []
-
-        def room(nbytes: int) -> shm.Segment | None:
-            while taken:
-                self._slots.give(taken.pop())
-            segment, _ = self._slots.take(nbytes)
-            taken.extend([segment] if segment is not None else [])
-            return segment
-
-        def examine(proposal: Proposal) -> dict[str, Any]:
-            candidate = Candidate(state, self.rank, strict, self._unpickle, self._files, room)
-            candidates.clear()
-            candidates[proposal.source] = candidate
-            if proposal.source.startswith("memory:"):
-                item = by_source[f"{proposal.source}:{proposal.step}"]
-                return candidate.examine_memory(item.entries, item.places, item.segment).to_json()
-            try:
-                found = catalog.read_checkpoint(self.directory / proposal.source, self._files)
-            except CorruptCheckpoint as error:
-                return {"faults": [str(error)], "unreadable": "", "unfit": ""}
-            except OSError as error:
-                return {"faults": [], "unreadable": str(error), "unfit": ""}
-            return candidate.examine_file(found).to_json()
-
-        held = [(item.step, item.attempt) for item in left if item.world_size == self.world_size]
-        try:
-            outcome = agree(meeting, self.rank, self._propose, held, examine)
-            if outcome.source:
-                candidate = candidates[outcome.source]
-                candidate.take()
-                if candidate.left_out:
-                    self._warn(f"restored step {outcome.step} without what does not fit: {candidate.left_out}")
-                log.info("restored step %d from %s", outcome.step, outcome.source)
-        except BaseException as error:
-            meeting.give_up(f"{type(error).__name__}: {error}")
-            raise
-        finally:
-            candidates.clear()
-            while taken:
-                self._slots.give(taken.pop())
-        if self.rank == 0:
-            housekeeping.put_aside(self.directory, outcome.damaged, self._fence, self._files)
-            meeting.tell("settled", outcome.step)
-        meeting.hear("settled", 0)  # no rank may ask for a damaged step's name before it is free
-        by_source.clear()
-        left.clear()
-        self._slots.adopt()
+        recovery = Recovery(
+            self.directory,
+            state,
+            self.rank,
+            self.world_size,
+            strict,
+            self._unpickle,
+            self._slots,
+            self._fence,
+            self._files,
+        )
+        outcome, left_out = recovery.run(self._meet_to_restore())
+        if left_out:
+            self._warn(f"restored step {outcome.step} without what does not fit: {left_out}")
         return outcome.step
-
-    def _propose(self, held: list[Any]) -> list[Proposal]:
-        committed = []
-        for step, path in catalog.folders(self.directory, self._files):
-            broken = ""
-            try:
-                catalog.read_checkpoint(path, self._files)
-            except CorruptCheckpoint as error:
-                broken = str(error)
-            committed.append((step, path, broken))
-        return proposals(committed, held)
 
     def _meet_to_restore(self) -> Meeting:
         serial = self._next_serial()

@@ -12,15 +12,14 @@ from pathlib import Path
 
 from transom_hpc.base.clock import Clock
 from transom_hpc.base.errors import CorruptCheckpoint, SaveError
-
-from . import catalog, housekeeping, manifest
-from .blank import Blanks
-from .direct import Writer, pieces
-from .fence import Fence
-from .files import Files
-from .layout import Plan, plan
-from .meeting import Abandoned, Alone, FileMeeting, LeftOut, Meeting
-from .staging import Source
+from transom_hpc.ckpt import catalog, housekeeping, manifest
+from transom_hpc.ckpt.blank import Blanks
+from transom_hpc.ckpt.direct import Writer, pieces
+from transom_hpc.ckpt.fence import Fence
+from transom_hpc.ckpt.files import Files
+from transom_hpc.ckpt.layout import Plan, plan
+from transom_hpc.ckpt.meeting import Abandoned, Alone, FileMeeting, LeftOut, Meeting
+from transom_hpc.ckpt.staging import Source
 
 DATA_FILE = "data-00000.h5"
 

@@ -19,8 +19,8 @@ from typing import Protocol
 
 import numpy as np
 
-from . import lanes
-from .files import Files
+from transom_hpc.ckpt import lanes
+from transom_hpc.ckpt.files import Files
 
 ALIGN = 4096
 PIECE_BYTES = 8 << 20

@@ -15,8 +15,7 @@ from datetime import datetime
 from pathlib import Path
 
 from transom_hpc.base.errors import CheckpointError, SaveError, UsageError
-
-from .files import Files
+from transom_hpc.ckpt.files import Files
 
 FILE = ".attempt"
 _SAFE = re.compile(r"[A-Za-z0-9_+~-][A-Za-z0-9._+~-]{0,62}")

@@ -18,10 +18,9 @@ import numpy as np
 import torch
 
 from transom_hpc.base.errors import StateError
-
-from . import dtypes, names
-from .layout import Entry
-from .state import Node, Stateful, keyed, unwrap, walk
+from transom_hpc.ckpt import dtypes, names
+from transom_hpc.ckpt.layout import Entry
+from transom_hpc.ckpt.state import Node, Stateful, keyed, unwrap, walk
 
 _ABSENT: Any = object()
 
@@ -263,7 +262,7 @@ class _Matcher:
         if live is _ABSENT or not isinstance(live, Stateful) or isinstance(live, type):
             self.found.misshaped.append(f"{names.place(parts)} (stored: a {kind}; here: {type(live).__name__})")
             return lambda: live
-        from .owners import load_module, load_object, load_optimizer
+        from transom_hpc.ckpt.owners import load_module, load_object, load_optimizer
 
         load = {"module": load_module, "optimizer": load_optimizer}.get(kind, load_object)
         inner = unwrap(live)

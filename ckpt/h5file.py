@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from . import dtypes
-from .layout import Shard
+from transom_hpc.ckpt import dtypes
+from transom_hpc.ckpt.layout import Shard
 
 ALIGN = 4096
 _META_BYTES = 1 << 16

@@ -10,10 +10,10 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import catalog, fence, manifest, retention
-from .fence import Fence
-from .files import Files
-from .retention import Keep
+from transom_hpc.ckpt import catalog, fence, manifest, retention
+from transom_hpc.ckpt.fence import Fence
+from transom_hpc.ckpt.files import Files
+from transom_hpc.ckpt.retention import Keep
 
 log = logging.getLogger("transom_hpc.ckpt")
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import xxhash
 
-from .layout import Entry, blocks
+from transom_hpc.ckpt.layout import Entry, blocks
 
 FORMAT = 1
 FILE = "manifest.json"

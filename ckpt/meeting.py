@@ -14,8 +14,7 @@ from typing import Any, Protocol
 
 from transom_hpc.base.clock import Clock
 from transom_hpc.base.errors import CheckpointError
-
-from .files import Files
+from transom_hpc.ckpt.files import Files
 
 _FIRST_WAIT_S = 0.001
 _LONGEST_WAIT_S = 0.05

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import names
-from .state import Node, Stateful
+from transom_hpc.ckpt import names
+from transom_hpc.ckpt.state import Node, Stateful
 
 if TYPE_CHECKING:
-    from .fill import _Matcher
+    from transom_hpc.ckpt.fill import _Matcher
 
 Finish = Callable[[], None]
 

@@ -21,14 +21,13 @@ import torch
 import xxhash
 
 from transom_hpc.base.errors import CorruptCheckpoint, StateError
-
-from . import catalog, direct, dtypes, fill, lanes, staging
-from .catalog import Checkpoint, Fault
-from .files import Files
-from .layout import Entry, blocks
-from .manifest import Stored
-from .shm import Segment, align
-from .state import Leaf
+from transom_hpc.ckpt import catalog, direct, dtypes, fill, lanes, staging
+from transom_hpc.ckpt.catalog import Checkpoint, Fault
+from transom_hpc.ckpt.files import Files
+from transom_hpc.ckpt.layout import Entry, blocks
+from transom_hpc.ckpt.manifest import Stored
+from transom_hpc.ckpt.shm import Segment, align
+from transom_hpc.ckpt.state import Leaf
 
 
 @dataclass(slots=True)

@@ -14,19 +14,18 @@ from functools import partial
 
 from transom_hpc.base.clock import Clock
 from transom_hpc.base.errors import CheckpointError
-
-from . import commit, housekeeping, staging
-from .blank import Blanks
-from .commit import Job
-from .direct import Writer
-from .errand import Errands
-from .fence import Fence
-from .files import Files
-from .layout import BLOCK_BYTES, Entry
-from .retention import Keep
-from .shm import Segment
-from .slots import Slots
-from .state import Leaf
+from transom_hpc.ckpt import commit, housekeeping, staging
+from transom_hpc.ckpt.blank import Blanks
+from transom_hpc.ckpt.commit import Job
+from transom_hpc.ckpt.direct import Writer
+from transom_hpc.ckpt.errand import Errands
+from transom_hpc.ckpt.fence import Fence
+from transom_hpc.ckpt.files import Files
+from transom_hpc.ckpt.layout import BLOCK_BYTES, Entry
+from transom_hpc.ckpt.retention import Keep
+from transom_hpc.ckpt.shm import Segment
+from transom_hpc.ckpt.slots import Slots
+from transom_hpc.ckpt.state import Leaf
 
 log = logging.getLogger("transom_hpc.ckpt")
 

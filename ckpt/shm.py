@@ -20,8 +20,7 @@ import numpy as np
 import xxhash
 
 from transom_hpc.base.errors import CheckpointError
-
-from .files import Files
+from transom_hpc.ckpt.files import Files
 
 HEADER_BYTES = 4096
 ALIGN = 4096

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import xxhash
 
-from . import budget, manifest, shm
-from .files import Files
-from .layout import Entry
-from .shm import Folder, Segment
+from transom_hpc.ckpt import budget, manifest, shm
+from transom_hpc.ckpt.files import Files
+from transom_hpc.ckpt.layout import Entry
+from transom_hpc.ckpt.shm import Folder, Segment
 
 log = logging.getLogger("transom_hpc.ckpt")
 

@@ -23,11 +23,10 @@ import torch
 import xxhash
 
 from transom_hpc.base.errors import SaveError
-
-from . import dtypes, lanes, names
-from .layout import Entry, blocks
-from .shm import Segment, align
-from .state import Leaf
+from transom_hpc.ckpt import dtypes, lanes, names
+from transom_hpc.ckpt.layout import Entry, blocks
+from transom_hpc.ckpt.shm import Segment, align
+from transom_hpc.ckpt.state import Leaf
 
 GRACE_S = 10.0
 """No single operation on tensors takes as long."""

@@ -22,8 +22,7 @@ import numpy as np
 import torch
 
 from transom_hpc.base.errors import StateError
-
-from . import dtypes, names
+from transom_hpc.ckpt import dtypes, names
 
 Node = Any
 """JSON that stands for a part of the state."""
