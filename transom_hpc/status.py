@@ -65,7 +65,9 @@ class RunStatus:
     @property
     def phase(self) -> str:
         """Where the run is: the launcher's phase while its job runs, else what Slurm says."""
-        if self.history.ending and self.history.phase == "over":
+        if self.submitted.spec.local:
+            return "local"
+        if self.history.ending and self.history.phase == "over" and self.history.ending[0] != "left":
             return self.history.ending[0]
         if self.job.state is JobState.RUNNING:
             return "starting" if self.history.phase in ("requeued", "submitted") else self.history.phase
@@ -74,9 +76,14 @@ class RunStatus:
         return str(self.job.state)
 
     @property
+    def step(self) -> int:
+        """Newest step that is known of; what was reported last may be older than the newest checkpoint."""
+        return max(self.history.step, self.committed)
+
+    @property
     def at_risk(self) -> tuple[int, float | None]:
         """Work that a fault now would cost: steps, and seconds where the step time is known."""
-        steps = max(0, self.history.step - self.committed)
+        steps = max(0, self.step - self.committed)
         return steps, None if self.history.step_s is None else steps * self.history.step_s
 
     @property
@@ -169,7 +176,7 @@ def _from_accounting(row: AccountRow) -> JobNow:
 def _status(
     run: RunDir, submitted: Submitted, history: History, job_id: str, job: JobNow | None, now: datetime
 ) -> RunStatus:
-    job = job or JobNow(JobState.UNKNOWN, problem="it was not submitted to Slurm")
+    job = job or JobNow(JobState.UNKNOWN, problem=_no_job(run, submitted))
     steps = run.committed_steps()
     committed = steps[-1] if steps else 0
     age_s = None
@@ -183,6 +190,12 @@ def _status(
     return RunStatus(
         run, submitted, job_id, job, history, committed, age_s, tuple(newest.values()), advise(job_id, job, history)
     )
+
+
+def _no_job(run: RunDir, submitted: Submitted) -> str:
+    if submitted.spec.local:
+        return f"a local run is known to submitit only; its output is in {run.logs}"
+    return "it was not submitted to Slurm"
 
 
 _REASONS = {
@@ -221,7 +234,7 @@ def advise(job_id: str, job: JobNow, history: History) -> tuple[str, ...]:
         lines.append(f"state unknown: {job.problem}")
     if history.ending and history.ending[0] == "ended badly":
         lines.append(f"stopped for good: {history.ending[1]}")
-    elif job.state is JobState.ENDED_BADLY and history.phase not in ("over",):
+    elif job.state is JobState.ENDED_BADLY and (history.ending is None or history.ending[0] == "left"):
         lines.append(
             f"Slurm ended the job ({job.text}) and nothing will restart it. To go on from the last checkpoint, "
             "submit again with --run-dir"

@@ -77,3 +77,16 @@ def test_budgets_count_the_restarts_of_one_job() -> None:
     writer.write(2, 1, "restart", cause="program error", host_out="", evidence="", committed=5, step=9)
     assert [restart.cause for restart in restarts_of_job(writer.entries, "8")] == [Cause.PROGRAM_ERROR]
     assert [restart.cause for restart in restarts_of_job(writer.entries, "7")] == [Cause.HOST_SILENT]
+
+
+def test_what_slurm_stopped_counts_as_a_restart_when_it_comes_back() -> None:
+    writer = life()
+    writer.write(1, 2, "stopped", cause="terminated", host_out="", evidence="cancelled", committed=8, step=9)
+    writer.write(1, 2, "end", ending="left", why="Slurm ends the job", code=75)
+    assert [facts.restart.cause for facts in fold(writer.entries).restarts] == [Cause.HOST_SILENT]
+    writer.write(2, 0, "start", job_id=7, hosts=["n1", "n3"])
+    writer.write(2, 1, "launch", hosts=["n1", "n3"], spares=[])
+    writer.write(2, 1, "running", step=9)
+    history = fold(writer.entries)
+    assert [facts.restart.cause for facts in history.restarts] == [Cause.HOST_SILENT, Cause.TERMINATED]
+    assert history.restarts[1].back_s == 4.0

@@ -214,7 +214,8 @@ def test_time_limit_saves_then_requeues() -> None:
     assert kinds(actions) == ["AskStop", "Wait"]
     run, actions = decide(run, Exited(EXIT_STOPPED, 11))
     assert kinds(actions) == ["Record", "End", "Requeue"]
-    assert run.restarts[-1] == Restart(Cause.TIME_LIMIT, 11)
+    evidence = "the program was asked to leave; step 11 is saved"
+    assert run.restarts[-1] == Restart(Cause.TIME_LIMIT, 11, evidence=evidence)
 
 
 def test_time_limit_when_the_program_does_not_leave() -> None:
@@ -234,6 +235,8 @@ def test_terminated_leaves_the_rest_to_slurm() -> None:
     assert kinds(actions) == ["AskStop", "Wait"]
     _, actions = decide(run, Exited(137, 11))
     assert kinds(actions) == ["Record", "End", "Finish"]
+    assert isinstance(actions[0], Record)
+    assert actions[0].kind == "stopped"
     assert isinstance(actions[-1], Finish)
     assert actions[-1].ending is Ending.LEFT
 

@@ -85,7 +85,10 @@ def submit(program: tuple[str, ...], as_json: bool, **values: Any) -> None:
 @click.command(context_settings=_CONTEXT)
 @_spec_options
 def render(program: tuple[str, ...], **values: Any) -> None:
-    """Print the batch script that submit would use for PROGRAM."""
+    """Print the batch script that submit would use for PROGRAM.
+
+    It is for reading: the run directory that it names is made by submit.
+    """
     from transom_hpc.submission import render as text
 
     click.echo(text(JobSpec(**values), program))

@@ -51,7 +51,7 @@ def exit_code(item: RunStatus) -> int:
         return 3
     if item.job.state is JobState.HELD:
         return 4
-    return 5 if item.job.state is JobState.UNKNOWN and phase not in ("ended well",) else 0
+    return 5 if item.job.state is JobState.UNKNOWN and phase not in ("ended well", "local") else 0
 
 
 def _watch(found: Any, single: bool) -> list[RunStatus]:
@@ -61,7 +61,7 @@ def _watch(found: Any, single: bool) -> list[RunStatus]:
     statuses = collect(found, slurm)
     try:
         with Live(_renderable(statuses, single), auto_refresh=False) as live:
-            while not (single and statuses[0].phase in ("ended well", "ended badly", "left")):
+            while not (single and statuses[0].phase in ("ended well", "ended badly")):
                 time.sleep(_EVERY_S)
                 statuses = collect(found, slurm)
                 live.update(_renderable(statuses, single), refresh=True)
@@ -106,7 +106,7 @@ def _table(statuses: list[RunStatus]) -> Any:
             item.job_id or "-",
             item.run.path.name,
             _coloured(item.phase),
-            str(item.history.step),
+            str(item.step),
             str(item.committed or "-"),
             str(len(item.restarts)),
         )
@@ -131,14 +131,14 @@ def _screen(item: RunStatus) -> Any:
         grid.add_row("hosts", f"{fold_hosts(history.hosts)}{spares}")
     rate = f", {history.step_s:.2f} s a step" if history.step_s else ""
     loss = f", loss {history.loss:.4g}" if history.loss is not None else ""
-    grid.add_row("step", f"{history.step}{rate}{loss}")
+    grid.add_row("step", f"{item.step}{rate}{loss}")
     if item.committed:
         age = f", {duration(item.committed_age_s)} ago" if item.committed_age_s is not None else ""
         grid.add_row("checkpoint", f"step {item.committed}{age}")
     else:
         grid.add_row("checkpoint", "none yet")
     steps, seconds = item.at_risk
-    if item.phase not in ("ended well", "ended badly"):
+    if item.phase not in ("ended well", "ended badly", "local"):
         grid.add_row("at risk", f"{steps} steps" + (f", {duration(seconds)}" if seconds else ""))
     parts: list[Any] = [grid]
     for line in item.advice:
@@ -196,7 +196,7 @@ def _facts(item: RunStatus) -> dict[str, Any]:
         "attempt": str(history.attempt) if history.attempt else None,
         "hosts": list(history.hosts),
         "spares": list(history.spares),
-        "step": history.step,
+        "step": item.step,
         "step_s": history.step_s,
         "loss": history.loss,
         "committed": item.committed,

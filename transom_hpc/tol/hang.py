@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+START_DEADLINE_S = 1800.0
+"""From the start of a program that uses a Checkpointer to its first step."""
 _LEAST_S = 60.0
 _TIMES_LONGEST = 20.0
 

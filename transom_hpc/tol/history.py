@@ -22,7 +22,7 @@ class RestartFacts:
         time: ISO date and time.
         restart: cause, committed step, host, evidence.
         step: newest step of the program at that moment.
-        back_s: seconds from the decision to the next new step, in the same attempt; None when it never came.
+        back_s: seconds from the decision to the next new step; None when it never came.
     """
 
     attempt: Attempt
@@ -91,6 +91,7 @@ def fold(entries: Sequence[Entry]) -> History:
     jobs: list[str] = []
     restarts: list[RestartFacts] = []
     incidents: list[Incident] = []
+    stopped: RestartFacts | None = None
     for entry in entries:
         facts = entry.facts
         attempt = values.get("attempt")
@@ -99,6 +100,9 @@ def fold(entries: Sequence[Entry]) -> History:
             values["phase"] = _PHASES[entry.kind]
         if entry.kind == "start":
             values["ending"], values["monitoring"] = None, ""
+            if stopped is not None:  # Slurm ended that life of the job, and this is its next
+                restarts.append(stopped)
+                stopped = None
             if not jobs or jobs[-1] != str(facts["job_id"]):
                 jobs.append(str(facts["job_id"]))
         elif entry.kind == "launch":
@@ -106,7 +110,7 @@ def fold(entries: Sequence[Entry]) -> History:
         elif entry.kind == "running":
             values["step"] = facts["step"]
             last = restarts[-1] if restarts else None
-            if last is not None and last.back_s is None and last.attempt.number == entry.attempt.number:
+            if last is not None and last.back_s is None:
                 seconds = _seconds(last.time, entry.time)
                 restarts[-1] = RestartFacts(last.attempt, last.time, last.restart, last.step, seconds)
         elif entry.kind == "progress":
@@ -114,8 +118,13 @@ def fold(entries: Sequence[Entry]) -> History:
                 step=facts["step"], step_s=facts.get("step_s"), loss=facts.get("loss"), progress_time=entry.time
             )
             values["committed"] = max(values.get("committed", 0), facts.get("committed") or 0)
-        elif entry.kind == "restart":
-            restarts.append(RestartFacts(entry.attempt, entry.time, _restart(facts), int(facts.get("step", 0)), None))
+        elif entry.kind in ("restart", "stopped"):
+            values["step"] = int(facts.get("step", 0)) or values.get("step", 0)
+            found = RestartFacts(entry.attempt, entry.time, _restart(facts), values["step"], None)
+            if entry.kind == "restart":
+                restarts.append(found)
+            else:
+                stopped = found
         elif entry.kind == "requeued":
             values["excluded"] = tuple(facts.get("excluded", ()))
         elif entry.kind == "monitoring":

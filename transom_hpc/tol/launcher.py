@@ -22,7 +22,7 @@ from transom_hpc.tol import events, phases
 from transom_hpc.tol.attempt import Attempt
 from transom_hpc.tol.causes import Cause, Restart
 from transom_hpc.tol.exclusion import choose
-from transom_hpc.tol.hang import HangWatch
+from transom_hpc.tol.hang import START_DEADLINE_S, HangWatch
 from transom_hpc.tol.history import fold, restarts_of_job
 from transom_hpc.tol.job import Job
 from transom_hpc.tol.journal import Entry, Journal, claim_number
@@ -225,6 +225,8 @@ class Launcher:
                 case events.End():
                     self._end()
                 case events.AskStop(cause):
+                    if cause is Cause.TERMINATED:
+                        self._watcher.rest()  # Slurm ends that step too
                     self._say(f"asking the program to save and leave ({cause})")
                     self._job.shm.mkdir(mode=0o700, exist_ok=True)
                     (self._job.shm / "stop").write_text(cause)
@@ -289,8 +291,10 @@ class Launcher:
 
     def _new_pace(self) -> Pace:
         spec = self._submitted.spec
-        watch = HangWatch(self._clock.now(), spec.start_deadline_s, spec.hang_after_s or self._site.hang_after_s)
-        return Pace(self._job.shm, self._attempt, watch, self._committed, self._record, self._clock)
+        start_s = spec.start_deadline_s
+        watch = HangWatch(self._clock.now(), start_s or START_DEADLINE_S, spec.hang_after_s or self._site.hang_after_s)
+        strict = start_s is not None
+        return Pace(self._job.shm, self._attempt, watch, strict, self._committed, self._record, self._clock)
 
     def _program_environment(self) -> dict[str, str]:
         spec = self._submitted.spec

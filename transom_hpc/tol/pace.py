@@ -26,6 +26,7 @@ class Pace:
         shm: the job's folder in this host's shared memory.
         attempt: the launch.
         watch: its limits.
+        strict: whether a program that has given no sign of life is judged too.
         committed: finds the newest committed step.
         record: writes into the journal: record(kind, **facts).
         clock: time.
@@ -36,6 +37,7 @@ class Pace:
         shm: Path,
         attempt: Attempt,
         watch: HangWatch,
+        strict: bool,
         committed: Callable[[], int],
         record: Callable[..., None],
         clock: Clock,
@@ -43,12 +45,12 @@ class Pace:
         self._shm = shm
         self._attempt = attempt
         self._watch = watch
+        self._strict = strict
         self._committed = committed
         self._record = record
         self._clock = clock
         self._heard = clock.now()
         self._written = float("-inf")
-        self._known = committed()
 
     def heard(self) -> None:
         """The sidecar has said something."""
@@ -63,11 +65,12 @@ class Pace:
             self._watch = self._watch.seen(word.step_min, now)
             if first:
                 self._record("running", step=word.step_min)
-            if now - self._written >= _EVERY_S or saved > self._known:
-                self._written, self._known = now, max(saved, self._known)
+            if now - self._written >= _EVERY_S:
+                self._written = now
                 self._record("progress", step=word.step_min, step_s=word.step_s, loss=word.loss, committed=saved)
             events.append(Progress(word.step_min, saved))
-        if self._watch.hung(now):
+        # A program without heartbeats is not ours to judge, unless its user has set it a deadline.
+        if (word.ranks or self._strict) and self._watch.hung(now):
             pause = now - self._watch.since
             where = f"after step {self._watch.step}" if self._watch.step else "before the first step"
             evidence = f"no step for {pause:.0f} s {where}; {self._watch.allowed_s():.0f} s are allowed"

@@ -177,7 +177,7 @@ def _exited(run: Run, event: Exited) -> Decision:
     if run.phase is Phase.STOPPING:
         return _stopped(run)
     if event.code == EXIT_STOPPED:  # Slurm's signal went to the steps and not to us
-        return _stopped(replace(run, stop_cause=Cause.TIME_LIMIT))
+        return _stopped(replace(run, stop_cause=Cause.TIME_LIMIT), "(not by the launcher)")
     if event.code == EXIT_NOT_SHARED:
         why = "a host does not see the run directory: put it on a file system that all hosts share"
         return _over(run, Ending.BADLY, why, event.code)
@@ -248,13 +248,15 @@ def _stop_asked(run: Run, cause: Cause) -> Decision:
     return replace(run, phase=Phase.STOPPING), (AskStop(cause), Wait(run.limits.stop_s))
 
 
-def _stopped(run: Run) -> Decision:
+def _stopped(run: Run, asked: str = "") -> Decision:
     if run.stop_cause is Cause.TIME_LIMIT:
-        evidence = "" if run.exit_code == EXIT_STOPPED else "the program did not leave by itself"
+        evidence = "the program did not leave by itself"
+        if run.exit_code == EXIT_STOPPED:
+            evidence = f"the program was asked to leave{' ' + asked if asked else ''}; step {run.committed} is saved"
         return _requeue(run, Restart(Cause.TIME_LIMIT, run.committed, evidence=evidence))
     why = "Slurm ends the job: preempted, cancelled or requeued"
     restart = Restart(run.stop_cause or Cause.TERMINATED, run.committed, evidence=why)
-    return _over(run, Ending.LEFT, why, run.exit_code or EXIT_STOPPED, (Record("restart", restart), End()))
+    return _over(run, Ending.LEFT, why, run.exit_code or EXIT_STOPPED, (Record("stopped", restart), End()))
 
 
 def _probed(run: Run, lost: tuple[Host, ...]) -> Decision:

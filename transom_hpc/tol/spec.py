@@ -31,7 +31,8 @@ class JobSpec:
             already goes on from its newest checkpoint.
         save_every: steps between checkpoints.
         keep: how many committed checkpoints are kept.
-        start_deadline_s: seconds from the start of the program to its first step before it counts as hung.
+        start_deadline_s: seconds from the start of the program to its first step before it counts as hung; None: half
+            an hour for a program that uses a Checkpointer, no limit for one that doesn't.
         hang_after_s: seconds without a step before the program counts as hung; None: learned from its own step times.
         local: run on this machine through submitit's local executor, without Slurm, for debugging.
     """
@@ -53,7 +54,7 @@ class JobSpec:
     run_dir: str | None = None
     save_every: int = 100
     keep: int = 3
-    start_deadline_s: float = 1800.0
+    start_deadline_s: float | None = None
     hang_after_s: float | None = None
     local: bool = False
 

@@ -121,7 +121,8 @@ class Steps:
             *self._site.srun,
         ]
         interface = self._site.interface
-        network = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface} if interface else {}
+        names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMPI_MCA_btl_tcp_if_include")
+        network = dict.fromkeys(names, interface) if interface else {}
         return self._start(
             arguments,
             ["bash", "-c", _TASK, "transom-task", *argv],

@@ -49,17 +49,23 @@ class Watcher:
         self._attempt = Attempt(0, 0)
         self._hosts: tuple[str, ...] = ()
         self._ended = 0
+        self._resting = False
         self._spoke = False  # whether it has said anything in this launch
         self._retry_at: float | None = None
 
     def start(self, attempt: Attempt, hosts: Sequence[str]) -> None:
         """Watch these hosts for this launch."""
         self._attempt, self._hosts, self._ended, self._spoke = attempt, tuple(hosts), 0, False
+        self._resting = False
         self._start()
 
     def drop(self, host: str) -> None:
         """Leave a host out when the sidecar is started again in this launch."""
         self._hosts = tuple(name for name in self._hosts if name != host)
+
+    def rest(self) -> None:
+        """Don't start the sidecar again in this launch, and don't wonder at its end."""
+        self._resting = True
 
     def end(self) -> None:
         """End the step by force."""
@@ -115,6 +121,8 @@ class Watcher:
         if self._step is not None and code is not None:
             self._step.end()
             self._step = None
+            if self._resting:
+                return
             self._ended += 1
             if code == EXIT_NO_MPI:
                 self._report(
