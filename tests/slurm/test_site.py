@@ -64,7 +64,7 @@ def test_places_in_their_order(tmp_path: Path) -> None:
 
 
 def test_a_config_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(SiteError, match=r"no site config 'nope'; there are default, lab, lab-plain\..*/etc/transom/sites"):
+    with pytest.raises(SiteError, match=r"no site config 'nope'; there are default, lab, lab-plain\..*/etc/transom"):
         load_site("nope")
     with pytest.raises(SiteError, match="no site config './nope.toml'"):
         load_site("./nope.toml")

@@ -31,7 +31,7 @@ def write_bytes(path: Path, data: bytes) -> None:
             os.fsync(fd)
         finally:
             os.close(fd)
-        os.replace(temporary, path)
+        temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
@@ -44,5 +44,5 @@ def rename_dir(source: Path, target: Path) -> None:
     Raises:
         OSError: among others ENOTEMPTY or EEXIST where the target exists already.
     """
-    os.rename(source, target)
+    source.rename(target)
     fsync_dir(target.parent)
