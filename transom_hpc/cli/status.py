@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from transom_hpc.cli.text import duration
 from transom_hpc.slurm.commands import SlurmCommands
 from transom_hpc.slurm.hosts import fold_hosts
 from transom_hpc.slurm.states import JobState
@@ -167,19 +168,6 @@ def _screen(item: RunStatus) -> Any:
             table.add_row(incident.host, str(incident.cause), Text(incident.evidence))
         parts += [Text(""), table]
     return Group(*parts)
-
-
-def duration(seconds: float | None) -> str:
-    """Seconds as a person says them: 42 s, 7 min, 3.5 h, 2.1 d."""
-    if seconds is None:
-        return "-"
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    for unit, size in (("min", 60), ("h", 3600)):
-        if seconds < size * 100:
-            value = seconds / size
-            return f"{value:.0f} {unit}" if value >= 10 else f"{value:.1f} {unit}"
-    return f"{seconds / 86400:.1f} d"
 
 
 def _facts(item: RunStatus) -> dict[str, Any]:
