@@ -15,6 +15,7 @@ import json
 import mmap
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -459,6 +460,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.die:
         die(given.die, given.shm, given.elements)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # clean up when it is stopped, too
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")
     run = Run(given.quick, given.directory)
