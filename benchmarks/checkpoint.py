@@ -301,6 +301,7 @@ class Run:
     def stall(self, ckpt: Checkpointer, products: int) -> float:
         """Seconds that training stands still: in the call, and in the optimizer's step after it."""
         ckpt.wait()
+        time.sleep(0.1)  # the deletion of an old checkpoint that follows a save is over, as it is in a real run
         seconds = self.save_in_background(ckpt)
         self.train.compute(products)
         seconds += self.train.step()
