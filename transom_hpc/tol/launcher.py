@@ -297,7 +297,7 @@ class Launcher:
         return Pace(self._job.shm, self._attempt, watch, strict, self._committed, self._record, self._clock)
 
     def _program_environment(self) -> dict[str, str]:
-        spec = self._submitted.spec
+        spec, staging = self._submitted.spec, self._site.staging_bytes
         return {
             **self._site.env,
             "TRANSOM_RUN_DIR": str(self._dir.path),
@@ -306,6 +306,8 @@ class Launcher:
             "TRANSOM_SAVE_EVERY": str(spec.save_every),
             "TRANSOM_KEEP": str(spec.keep),
             "TRANSOM_SIGNAL": self._site.signal,
+            "TRANSOM_STRIPE_BYTES": str(self._site.stripe_bytes),
+            **({"TRANSOM_STAGING_BYTES": str(staging)} if staging else {}),
         }
 
     def _end(self) -> None:
