@@ -181,6 +181,16 @@ def test_local(tmp_path: Path) -> None:
     assert answer.stdout.splitlines() == ["(0, 0, 1)", "(1, 0, 1)", "0"], answer.stderr
 
 
+def test_the_program_gets_what_was_asked_for(runs: Runs) -> None:
+    code = "import os; print('CPUS', os.environ['SLURM_CPUS_PER_TASK'], os.environ['LOCAL_WORLD_SIZE'], flush=True)"
+    run = runs.submit(
+        "--nodes", "2", "--tasks-per-node", "2", "--cpus-per-task", "2", program=[sys.executable, "-c", code]
+    )
+    run.wait_end()
+    log = (run.path / "logs" / f"{run.job_id}_0_log.out").read_text()
+    assert log.count("CPUS 2 2") == 4, log
+
+
 def test_user_files_named_like_standard_modules(runs: Runs) -> None:
     for name in ("signal", "queue", "ckpt", "monitors", "transom_hpc"):
         (runs.folder / f"{name}.py").write_text("raise RuntimeError('the wrong file was imported')\n")

@@ -111,12 +111,14 @@ class Steps:
         hostfile = prefix.with_name(f"{prefix.name}.hosts")
         hostfile.write_text("".join(f"{host}\n" * tasks_per_node for host in hosts))
         master = {"MASTER_ADDR": _address(hosts[0]), "MASTER_PORT": str(_free_port())}
+        cpus = self._environment.get("SLURM_CPUS_PER_TASK")  # srun reads it no more since 22.05
         arguments = [
             f"--nodes={len(hosts)}",
             f"--ntasks={len(hosts) * tasks_per_node}",
             "--distribution=arbitrary",
             "--kill-on-bad-exit=1",
             "--job-name=program",
+            *([f"--cpus-per-task={cpus}"] if cpus else []),
             *(["--label"] if len(hosts) * tasks_per_node > 1 else []),
             *self._site.srun,
         ]
@@ -140,7 +142,7 @@ class Steps:
     def sidecar(self, argv: Sequence[str], hosts: Sequence[str], environment: Mapping[str, str], log: Path) -> Step:
         """Start the sidecar, one MPI rank a host. What it prints is read from the step; complaints go to a log."""
         # A rank that dies alone takes the step with it, and all are started again: its silence would blame its host.
-        arguments = [*_one_each(hosts), "--kill-on-bad-exit=1", "--gres=none", "--job-name=sidecar"]
+        arguments = [*_one_each(hosts), "--kill-on-bad-exit=1", "--gres=none", "--cpu-bind=none", "--job-name=sidecar"]
         with log.open("ab") as complaints:
             return self._start(arguments, argv, environment, stdout=subprocess.PIPE, stderr=complaints)
 
