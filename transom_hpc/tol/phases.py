@@ -181,7 +181,8 @@ def _exited(run: Run, event: Exited) -> Decision:
     if event.code == EXIT_NOT_SHARED:
         why = "a host does not see the run directory: put it on a file system that all hosts share"
         return _over(run, Ending.BADLY, why, event.code)
-    return replace(run, phase=Phase.SETTLING), (End(), Wait(run.limits.settle_s))
+    # Nothing is ended here: the sidecar, whose verdict is waited for, goes on.
+    return replace(run, phase=Phase.SETTLING), (Wait(run.limits.settle_s),)
 
 
 def _host_bad(run: Run, event: HostBad) -> Decision:
