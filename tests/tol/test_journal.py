@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import resource
+import signal
 import stat
 import threading
 from pathlib import Path
@@ -40,6 +42,30 @@ def test_a_torn_last_line_is_left_out_and_harms_no_later_one(tmp_path: Path, cut
     later.append(Attempt(1, 1), "end")
     later.close()
     assert [entry.kind for entry in read_journal(tmp_path) if entry.kind != "running"] == ["launch", "end"]
+
+
+@pytest.mark.parametrize("room", [0, 30])
+def test_a_line_that_finds_no_room_is_written_with_the_next(tmp_path: Path, room: int) -> None:
+    journal = Journal(tmp_path, 1, "n1")
+    journal.append(Attempt(1, 1), "launch", hosts=["n1"])
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (journal.path.stat().st_size + room, before[1]))
+    try:
+        for step in (12, 13):
+            with pytest.raises(OSError, match="File too large"):
+                journal.append(Attempt(1, 1), "running", step=step)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, previous)
+    journal.append(Attempt(1, 1), "end")
+    journal.close()
+    assert [(entry.kind, entry.facts.get("step")) for entry in read_journal(tmp_path)] == [
+        ("launch", None),
+        ("running", 12),
+        ("running", 13),
+        ("end", None),
+    ]
 
 
 def test_two_writers_of_one_attempt(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from transom_hpc.base.atomic import fsync_dir
 from transom_hpc.base.clock import Clock, SystemClock
 from transom_hpc.base.errors import RunDirError, TransomError
 from transom_hpc.tol.attempt import Attempt
+
+_MOST_OWED = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,7 @@ class Journal:
     def __init__(self, folder: Path, number: int, host: str, clock: Clock | None = None) -> None:
         self.path = folder / f"A{number:04d}-{host}.jsonl"
         self._host = host
+        self._owed: list[bytes] = []  # lines that could not be written yet
         self._clock = clock or SystemClock()
         try:
             self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -66,19 +70,33 @@ class Journal:
             raise RunDirError(f"can't write the journal {self.path}: {error.strerror}", path=self.path) from error
 
     def append(self, attempt: Attempt, kind: str, **facts: Any) -> None:
-        """Write one line, durably.
+        """Write one line, durably, and those before it that could not be written then.
 
         Raises:
-            OSError: it may not be on disk.
+            OSError: it is not on disk for certain (a full disk, a file system that does not answer). It is kept, and
+                written with the next one; of more than a few thousand, the newest.
         """
         line = {"time": self._clock.wall().isoformat(timespec="milliseconds"), "attempt": str(attempt), "kind": kind}
         data = json.dumps({**line, "host": self._host, **facts}, default=str).encode() + b"\n"
-        os.write(self._fd, data)
-        os.fsync(self._fd)
+        self._owed = [*self._owed[-_MOST_OWED:], data]
+        before = os.fstat(self._fd).st_size
+        try:
+            view = memoryview(b"".join(self._owed))
+            while view:
+                view = view[os.write(self._fd, view) :]
+            os.fsync(self._fd)
+        except OSError:
+            with suppress(OSError):  # what was written of it would be there twice
+                os.ftruncate(self._fd, before)
+            if self._owed[0] != b"\n":
+                self._owed.insert(0, b"\n")  # where that failed, a torn end must not swallow the line after it
+            raise
+        self._owed = []
 
     def close(self) -> None:
         """Close the file."""
-        os.close(self._fd)
+        with suppress(OSError):  # some file systems find only now that there was no room
+            os.close(self._fd)
 
 
 def _read_file(path: Path) -> list[Entry]:
@@ -108,6 +126,14 @@ def read_journal(folder: Path) -> list[Entry]:
     except OSError as error:
         raise RunDirError(f"can't read the journal in {folder}: {error.strerror}", path=folder) from error
     return sorted(entries, key=lambda entry: entry.attempt.number)
+
+
+def newer_than(folder: Path, number: int) -> bool:
+    """Whether an attempt after this one has begun, as far as the folder can be read."""
+    try:
+        return (folder / f"A{number + 1:04d}.claim").exists()
+    except OSError:
+        return False
 
 
 def claim_number(folder: Path) -> int:

@@ -21,11 +21,12 @@ from transom_hpc.slurm.site import SiteConfig
 from transom_hpc.tol import events, phases
 from transom_hpc.tol.attempt import Attempt
 from transom_hpc.tol.causes import Cause, Restart
+from transom_hpc.tol.diary import Diary
 from transom_hpc.tol.exclusion import choose
 from transom_hpc.tol.hang import START_DEADLINE_S, HangWatch
 from transom_hpc.tol.history import fold, restarts_of_job
 from transom_hpc.tol.job import Job
-from transom_hpc.tol.journal import Entry, Journal, claim_number
+from transom_hpc.tol.journal import Entry, Journal, claim_number, newer_than
 from transom_hpc.tol.pace import Pace
 from transom_hpc.tol.requeueing import requeue_job
 from transom_hpc.tol.rundir import RunDir
@@ -72,6 +73,8 @@ class Launcher:
         self._watcher = Watcher(self._steps, job, site, run, self._monitoring_problem, self._clock)
         self._deadline: float | None = None
         self._attempt = Attempt(0, 0)
+        self._diary = Diary()
+        self._seen_committed = 0
         self._pace = self._new_pace()
         self.finish = events.Finish(events.Ending.LEFT, "not started", 1)
         """How the work ended; set by run."""
@@ -100,7 +103,7 @@ class Launcher:
         entries = self._dir.entries()
         self._refuse_where_wrong(entries)
         number = claim_number(self._dir.journal)
-        self._journal = Journal(self._dir.journal, number, self._job.home, self._clock)
+        self._diary = Diary(Journal(self._dir.journal, number, self._job.home, self._clock))
         self._attempt = Attempt(number, 0)
         spec = self._submitted.spec
         needed = spec.nodes
@@ -210,6 +213,10 @@ class Launcher:
         if self._deadline is not None and now >= self._deadline:
             self._deadline = None
             found.append(events.Expired())
+        number = self._attempt.number
+        if not all(isinstance(event, events.Progress) for event in found) and newer_than(self._dir.journal, number):
+            # This host stood still, and the job has been requeued meanwhile: what we did now would hit the new attempt.
+            return [events.Isolated(f"attempt {number + 1} of this run has begun")]
         return found
 
     def _handle(self, event: events.Event) -> events.Finish | None:
@@ -221,19 +228,22 @@ class Launcher:
         for action in actions:
             match action:
                 case events.Launch():
-                    self._launch(action)
+                    try:
+                        self._launch(action)
+                    except OSError as error:
+                        self._end()
+                        who = f"the program could not be started ({error})"
+                        return self._handle(events.Exited(1, self._committed(), who))
                 case events.End():
                     self._end()
                 case events.AskStop(cause):
                     if cause is Cause.TERMINATED:
                         self._watcher.rest()  # Slurm ends that step too
-                    self._say(f"asking the program to save and leave ({cause})")
-                    self._job.shm.mkdir(mode=0o700, exist_ok=True)
-                    (self._job.shm / "stop").write_text(cause)
+                    self._ask_stop(cause)
                 case events.Wait(seconds):
                     self._deadline = self._clock.now() + seconds
                 case events.Probe(hosts):
-                    lost = self._steps.probe(hosts)
+                    lost = self._probe(hosts)
                     found = [events.Host(host, Cause.HOST_LOST, evidence) for host, evidence in lost.items()]
                     return self._handle(events.Probed(tuple(found)))
                 case events.Record(kind, restart):
@@ -328,10 +338,28 @@ class Launcher:
             self._dir, self._submitted.spec, self._job.job_id, cause, self._slurm, self._record, self._clock
         )
 
+    def _ask_stop(self, cause: Cause) -> None:
+        self._say(f"asking the program to save and leave ({cause})")
+        try:
+            self._job.shm.mkdir(mode=0o700, exist_ok=True)
+            (self._job.shm / "stop").write_text(cause)
+        except OSError as error:  # it is ended by force when its time is up
+            self._say(f"the program could not be asked: {error}")
+
+    def _probe(self, hosts: Sequence[str]) -> dict[str, str]:
+        try:
+            return self._steps.probe(hosts)
+        except OSError as error:  # this host is out of something: it tells nothing of the others
+            self._say(f"hosts could not be tried: {error}")
+            return {}
+
     def _clean(self) -> None:
         out = {host.name for host in self._state.out}
         hosts = [host for host in self._job.hosts if host not in out]
-        self._steps.clean(hosts)
+        try:
+            self._steps.clean(hosts)
+        except OSError as error:
+            self._say(f"shared memory could not be given back: {error}")
 
     def _close(self, finish: events.Finish) -> int:
         self.finish = finish
@@ -340,7 +368,7 @@ class Launcher:
             self._clean()
         self._record("end", ending=finish.ending, why=finish.why, code=finish.code, committed=self._committed())
         self._say(f"{finish.ending}: {finish.why}")
-        self._journal.close()
+        self._diary.close()
         return finish.code
 
     # Small things
@@ -350,11 +378,15 @@ class Launcher:
         self._say(problem)
 
     def _committed(self) -> int:
-        steps = self._dir.committed_steps()
-        return steps[-1] if steps else 0
+        try:
+            steps = self._dir.committed_steps()
+        except OSError:  # the file system does not answer just now
+            return self._seen_committed
+        self._seen_committed = steps[-1] if steps else 0
+        return self._seen_committed
 
     def _record(self, kind: str, **facts: Any) -> None:
-        self._journal.append(self._attempt, kind, **facts)
+        self._diary.record(self._attempt, kind, **facts)
 
     def _record_restart(self, kind: str, restart: Restart) -> None:
         self._record(
@@ -368,7 +400,7 @@ class Launcher:
         self._say(f"{kind}: {restart.cause}{' ' + restart.host if restart.host else ''}; {restart.evidence}")
 
     def _say(self, text: str) -> None:
-        print(f"transom: {text}", flush=True)
+        self._diary.say(text)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self._signals.append(number)

@@ -105,7 +105,16 @@ class Watcher:
             f"--silent-periods={self._site.silent_periods}",
         ]
         log = self._run.logs / f"{self._attempt}-sidecar.log"
-        self._step = self._steps.sidecar(argv, self._hosts, {"TRANSOM_SHM": str(self._job.shm)}, log)
+        try:
+            self._step = self._steps.sidecar(argv, self._hosts, {"TRANSOM_SHM": str(self._job.shm)}, log)
+        except OSError as error:  # no room for its log, no process to be had
+            self._ended += 1
+            if self._ended >= _TRIES:
+                self._report(f"hosts are not watched in this launch: the sidecar can't be started ({error})")
+                return
+            self._report(f"the sidecar can't be started ({error}) and is tried again")
+            self._retry_at = self._clock.now() + 2.0**self._ended
+            return
         threading.Thread(target=self._read, args=(self._step,), daemon=True).start()
 
     def _read(self, step: Step) -> None:
