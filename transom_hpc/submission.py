@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import shutil
 import socket
@@ -14,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from transom_hpc.base.errors import SlurmMissing, SlurmRefused, SpecError
+from transom_hpc.base.errors import RunDirError, SlurmError, SlurmMissing, SlurmRefused, SpecError
 from transom_hpc.run import Run
 from transom_hpc.slurm.commands import SlurmCommands
 from transom_hpc.slurm.site import SiteConfig, load_site
@@ -46,8 +47,8 @@ def submit(spec: JobSpec, program: str | Callable[..., Any], *args: Any, **kwarg
     command = _command(program, args, kwargs)
     if not spec.local:
         _check_slurm(spec, site)
-    run = RunDir(_run_path(spec))
-    known = run.spec.exists()
+    run = RunDir(_run_path(spec) if spec.run_dir is not None else _own_folder(_run_path(spec)))
+    known = _is_run(run)
     if known:
         _refuse_second_job(run)
     run.create()
@@ -88,6 +89,10 @@ def render(spec: JobSpec, program: Sequence[str]) -> str:
 
 
 _NO_SLURM = "no Slurm on this machine: log in to a cluster's login node, or start one here with `transom lab up`"
+_NO_CLUSTER = (
+    "Slurm's commands are here, but no cluster is set up for them: log in to a cluster's login node; or start a lab "
+    "with `transom lab up` and submit inside it: transom lab exec login -- transom submit --site lab ..."
+)
 
 
 def _command(program: str | Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> list[str]:
@@ -113,7 +118,12 @@ def _check_slurm(spec: JobSpec, site: SiteConfig) -> None:
     if shutil.which("sbatch") is None:
         raise SlurmMissing(_NO_SLURM, command="sbatch")
     slurm = SlurmCommands()
-    there, asked = len(slurm.nodes()), spec.nodes + spec.spares
+    try:
+        there, asked = len(slurm.nodes()), spec.nodes + spec.spares
+    except SlurmError as error:
+        if "configuration source" in str(error):
+            raise SlurmMissing(_NO_CLUSTER, command="sinfo") from error
+        raise
     if asked > there:  # Slurm would take the job, and let it wait for ever
         raise SpecError(f"{asked} nodes are asked for and there are {there} here", field="nodes")
     partition = spec.partition or site.partition
@@ -130,6 +140,26 @@ def _run_path(spec: JobSpec) -> Path:
         return Path(spec.run_dir).expanduser().absolute()
     stamp = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
     return Path.cwd() / "transom-runs" / f"{spec.name}-{stamp}"
+
+
+def _own_folder(path: Path) -> Path:
+    """Make a folder that nobody else has: runs that are submitted in the same second must not share one."""
+    for number in itertools.count(2):
+        try:
+            path.mkdir(parents=True)
+            break
+        except FileExistsError:
+            path = path.with_name(f"{path.name if number == 2 else path.name.rpartition('-')[0]}-{number}")
+        except OSError as error:
+            raise RunDirError(f"can't write run directory {path}: {error.strerror}", path=path) from error
+    return path
+
+
+def _is_run(run: RunDir) -> bool:
+    try:
+        return run.spec.exists()
+    except OSError as error:
+        raise RunDirError(f"can't read run directory {run.path}: {error.strerror}", path=run.path) from error
 
 
 def _refuse_second_job(run: RunDir) -> None:
