@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from pathlib import Path
 
 from transom_hpc.base.errors import RunDirError, SlurmError, SlurmMissing, UsageError
 from transom_hpc.slurm.commands import Slurm
@@ -87,6 +88,12 @@ class RunStatus:
         return steps, None if self.history.step_s is None else steps * self.history.step_s
 
     @property
+    def output(self) -> Path | None:
+        """The file with what the program and the launcher print; None where sbatch was told another, or none yet."""
+        path = self.run.logs / f"{self.submitted.job_id}_0_log.out"
+        return path if self.submitted.submitit and path.exists() else None
+
+    @property
     def restarts(self) -> tuple[RestartFacts, ...]:
         """All restarts."""
         return self.history.restarts
@@ -104,28 +111,50 @@ def find(target: str | None) -> list[RunDir]:
     if target is None:
         return registered()
     path = RunDir.at(target)
-    if path.spec.exists():
-        return [path]
+    try:
+        if path.spec.exists():
+            return [path]
+    except OSError as error:
+        raise RunDirError(f"can't read run directory {path.path}: {error.strerror}", path=path.path) from error
     try:
         job_id = str(parse_job_id(target).job)
     except UsageError:
         raise RunDirError(f"{target}: neither a run directory nor a job id", path=target) from None
     for run in registered():
-        if run.submitted().job_id == job_id or job_id in fold(run.entries()).job_ids:
-            return [run]
+        try:
+            if run.submitted().job_id == job_id or job_id in fold(run.entries()).job_ids:
+                return [run]
+        except RunDirError:  # not the one, as far as anybody can tell
+            continue
     raise RunDirError(f"no run with job id {job_id} on this user's list; give the run directory instead", path=target)
 
 
-def collect(runs: Sequence[RunDir], slurm: Slurm, now: datetime | None = None) -> list[RunStatus]:
+def collect(
+    runs: Sequence[RunDir],
+    slurm: Slurm,
+    now: datetime | None = None,
+    leave_out: Callable[[str], None] | None = None,
+) -> list[RunStatus]:
     """The status of some runs: one squeue, and at most one sacct, whatever their number.
 
     Args:
         runs: their directories.
         slurm: Slurm's commands.
         now: the time to take ages from; None: now.
+        leave_out: told why, for each run that can't be read, and the others are shown; None: that is an error.
+
+    Raises:
+        RunDirError: a run can't be read.
     """
     now = now or datetime.now(timezone.utc)
-    read = [(run, run.submitted(), fold(run.entries())) for run in runs]
+    read = []
+    for run in runs:
+        try:
+            read.append((run, run.submitted(), fold(run.entries())))
+        except RunDirError as error:
+            if leave_out is None:
+                raise
+            leave_out(str(error))
     ids = {run.path: _job_id(submitted, history) for run, submitted, history in read}
     asked = [int(job_id) for job_id in ids.values() if job_id.isdigit()]
     jobs = _ask(asked, slurm)

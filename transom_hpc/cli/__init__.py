@@ -50,3 +50,9 @@ def main() -> None:
     except TransomError as error:
         click.echo(f"transom: {error}", err=True)
         sys.exit(error.exit_code)
+    except OSError as error:
+        if sys.argv[1:2] == ["launch"]:  # in a job nobody is there to try again: tell all
+            raise
+        where = f": {error.filename}" if error.filename else " (is the current folder still there?)"
+        click.echo(f"transom: {error.strerror or error}{where}", err=True)
+        sys.exit(TransomError.exit_code)

@@ -78,6 +78,7 @@ def submit(program: tuple[str, ...], as_json: bool, **values: Any) -> None:
         click.echo(json.dumps({"job_id": run.job.job_id, "run_dir": str(run.path)}))
         return
     click.echo(f"job {run.job.job_id}, run directory {run.path}")
+    click.echo(f"its output: {run.job.paths.stdout}")
     if not spec.local:
         click.echo(f"watch it with: transom status {run.job.job_id} --watch")
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -16,6 +18,7 @@ from transom_hpc.status import RunStatus, collect, find
 
 _SHOWN = 20
 _EVERY_S = 2.0
+_FILE_WIDTH = 1000
 _CODES = {"ended badly": 3, "held": 4, "unknown": 5}
 
 
@@ -30,19 +33,24 @@ def status(target: str | None, as_json: bool, watch: bool) -> None:
     """
     slurm = SlurmCommands()
     found = find(target)
+    leave_out: Callable[[str], None] | None = None
     if target is None:
-        found = found[:_SHOWN]
+        found, leave_out = found[:_SHOWN], _leave_out
     if as_json:
-        statuses = collect(found, slurm)
+        statuses = collect(found, slurm, leave_out=leave_out)
         facts = [_facts(item) for item in statuses]
         click.echo(json.dumps(facts[0] if target is not None else facts, indent=2))
     elif watch:
         statuses = _watch(found, target is not None)
     else:
-        statuses = collect(found, slurm)
+        statuses = collect(found, slurm, leave_out=leave_out)
         _print(statuses, target is not None)
     if target is not None:
         raise SystemExit(exit_code(statuses[0]))
+
+
+def _leave_out(why: str) -> None:
+    click.echo(f"transom: left out: {why}", err=True)
 
 
 def exit_code(item: RunStatus) -> int:
@@ -59,12 +67,13 @@ def _watch(found: Any, single: bool) -> list[RunStatus]:
     from rich.live import Live
 
     slurm = SlurmCommands()
-    statuses = collect(found, slurm)
+    leave_out = None if single else (lambda _: None)  # said above the screen it would stay there for ever
+    statuses = collect(found, slurm, leave_out=leave_out)
     try:
         with Live(_renderable(statuses, single), auto_refresh=False) as live:
             while not (single and statuses[0].phase in ("ended well", "ended badly")):
                 time.sleep(_EVERY_S)
-                statuses = collect(found, slurm)
+                statuses = collect(found, slurm, leave_out=leave_out)
                 live.update(_renderable(statuses, single), refresh=True)
     except KeyboardInterrupt:
         pass
@@ -78,6 +87,8 @@ def _print(statuses: list[RunStatus], single: bool) -> None:
         click.echo("no runs yet: transom submit starts one; transom status RUN shows one that somebody else started")
         return
     console = Console(highlight=False, soft_wrap=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = _FILE_WIDTH  # a path in a file or a pipe is not to be broken
     console.print(_renderable(statuses, single))
 
 
@@ -98,8 +109,9 @@ def _table(statuses: list[RunStatus]) -> Any:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold", width=None)
-    for name in ("JOB", "RUN", "PHASE"):
-        table.add_column(name, overflow="fold")
+    table.add_column("JOB", no_wrap=True)
+    table.add_column("RUN", overflow="fold")
+    table.add_column("PHASE", no_wrap=True)
     for name in ("STEP", "SAVED", "RESTARTS"):
         table.add_column(name, justify="right")
     for item in statuses:
@@ -141,6 +153,8 @@ def _screen(item: RunStatus) -> Any:
     steps, seconds = item.at_risk
     if item.phase not in ("ended well", "ended badly", "local"):
         grid.add_row("at risk", f"{steps} steps" + (f", {duration(seconds)}" if seconds else ""))
+    if item.output is not None:
+        grid.add_row("output", Text(str(item.output)))
     parts: list[Any] = [grid]
     for line in item.advice:
         parts.append(Text(f"! {line}", style="yellow"))
@@ -176,6 +190,7 @@ def _facts(item: RunStatus) -> dict[str, Any]:
     return {
         "run_dir": str(item.run.path),
         "name": item.submitted.spec.name,
+        "output": None if item.output is None else str(item.output),
         "job_id": item.job_id,
         "job_state": str(item.job.state),
         "slurm_state": item.job.text,
