@@ -124,6 +124,20 @@ def test_the_command_line_passes_exit_code_and_arguments_on(lab: Lab) -> None:
     assert (done.returncode, done.stdout) == (7, "n4\na b\n")
 
 
+def test_an_interrupt_is_for_the_command(lab: Lab) -> None:
+    program = (
+        "import time\nprint('up', flush=True)\ntry: time.sleep(60)\n"
+        "except KeyboardInterrupt:\n    time.sleep(0.3); print('interrupted', flush=True)"
+    )
+    argv = [*TRANSOM, "lab", "exec", "--name", lab.name, "login", sys.executable, "-c", program]
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    out, _ = process.communicate(timeout=20)
+    assert (out, process.returncode) == ("interrupted\n", 0)
+
+
 @pytest.mark.parametrize("host", ["n6", "n0", "", "../n1", "n1,n2", "None"])
 def test_a_wrong_host_name_is_one_line_and_exit_code_2(lab: Lab, host: str) -> None:
     for verb in (["crash", host], ["boot", host], ["exec", host, "true"]):

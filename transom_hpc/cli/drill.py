@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
@@ -12,6 +13,7 @@ from typing import Any
 import click
 
 from transom_hpc.base.errors import UsageError
+from transom_hpc.cli.signals import leaving_in_order
 from transom_hpc.drill import Drill, Outcome, Plan, Seen
 from transom_hpc.lab import Lab, take_down
 
@@ -31,6 +33,17 @@ def drill(steps: int, program: Path | None, name: str, keep: bool, as_json: bool
     if not program.is_file():
         raise UsageError(f"no training program at {program}: name one with --program", path=program)
     say = _Say(quiet=as_json)
+    with leaving_in_order():
+        outcome = _run(program.resolve(), steps, name, keep, say)
+    if as_json:
+        click.echo(json.dumps(asdict(outcome), indent=2))
+    else:
+        _print(outcome)
+    if not outcome.identical:
+        raise SystemExit(1)
+
+
+def _run(program: Path, steps: int, name: str, keep: bool, say: _Say) -> Outcome:
     take_down(name)  # what an interrupted drill left
     lab = Lab.up(name, nodes=5, say=say.line)
     try:
@@ -39,19 +52,14 @@ def drill(steps: int, program: Path | None, name: str, keep: bool, as_json: bool
                 "without root the hosts share one network and process tree: a crash ends a host's processes and its "
                 "slurmd, and hosts can't fall silent; run with root for the whole drill"
             )
-        outcome = Drill(lab, Plan(program.resolve(), steps=steps), say.seen).run()
+        return Drill(lab, Plan(program, steps=steps), say.seen).run()
     finally:
-        say.close()
-        if keep:
-            click.echo(f"the lab is up: transom lab status --name {name}", err=as_json)
-        else:
+        with contextlib.suppress(OSError):  # the terminal may have gone
+            say.close()
+            if keep:
+                click.echo(f"the lab is up: transom lab status --name {name}", err=say.quiet)
+        if not keep:
             take_down(name)
-    if as_json:
-        click.echo(json.dumps(asdict(outcome), indent=2))
-    else:
-        _print(outcome)
-    if not outcome.identical:
-        raise SystemExit(1)
 
 
 class _Say:
@@ -61,6 +69,7 @@ class _Say:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+        self.quiet = quiet
         self._begun = time.monotonic()
         self._console = Console(highlight=False, quiet=quiet, file=sys.stdout)
         columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import shlex
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 import click
 
 from transom_hpc.base.errors import LabError
+from transom_hpc.cli.signals import leaving_in_order
 from transom_hpc.lab import Lab, take_down
 
 _name = click.option("--name", default="lab", show_default=True, help="Which lab; several can be up at once.")
@@ -50,7 +52,7 @@ def _explained() -> Iterator[None]:
 def up(name: str, nodes: int, slurmd_timeout: int, user: str | None) -> None:
     """Start a lab."""
     begin = time.monotonic()
-    with _explained():
+    with _explained(), leaving_in_order():
         started = Lab.up(name, nodes, slurmd_timeout, user, lambda line: click.echo(f"lab {name}: {line}"))
     option = "" if name == "lab" else f" --name {name}"
     click.echo(f"lab {name}: up after {time.monotonic() - begin:.1f} s; shared folder {started.shared}")
@@ -121,7 +123,10 @@ def execute(name: str, root: bool, host: str, command: tuple[str, ...]) -> None:
     In the current folder, or at home where the user can't enter it. The exit code is the command's.
     """
     found = Lab.find(name)
-    argv = found.argv(host, command, root=root, cwd=Path.cwd())
+    # Ctrl-C is for the command. The program that waits for it outside of the host must live on: with it the command
+    # would be killed before it could answer.
+    argv = found.argv(host, ["env", "--default-signal=INT", "--", *command], root=root, cwd=Path.cwd())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.execvpe(argv[0], argv, found.environment(root=root))
 
 
