@@ -9,13 +9,11 @@ import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
-
-import torch
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from transom_hpc.base.clock import Clock, SystemClock
 from transom_hpc.base.errors import SaveError, StateError, UsageError
-from transom_hpc.ckpt import catalog, commit, fence, housekeeping, shm
+from transom_hpc.ckpt import catalog, commit, fence, housekeeping, kinds, shm
 from transom_hpc.ckpt import state as states
 from transom_hpc.ckpt.commit import Job
 from transom_hpc.ckpt.direct import DirectWriter
@@ -25,6 +23,9 @@ from transom_hpc.ckpt.recovery import Recovery
 from transom_hpc.ckpt.retention import Keep
 from transom_hpc.ckpt.saver import Saver
 from transom_hpc.ckpt.slots import Slots
+
+if TYPE_CHECKING:
+    import torch
 
 log = logging.getLogger("transom_hpc.ckpt")
 
@@ -409,7 +410,7 @@ def _figures(metrics: Mapping[str, float] | None) -> dict[str, float]:
     found = {}
     for name, value in (metrics or {}).items():
         try:
-            found[str(name)] = float(value.detach() if isinstance(value, torch.Tensor) else value)
+            found[str(name)] = float(value.detach() if kinds.is_tensor(value) else value)
         except (TypeError, ValueError):
             log.warning("the figure %s=%r is no number and is not kept", name, value)
     return found

@@ -12,15 +12,17 @@ import pickle
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from transom_hpc.base.errors import StateError
-from transom_hpc.ckpt import dtypes, names
+from transom_hpc.ckpt import dtypes, kinds, names
 from transom_hpc.ckpt.layout import Entry
-from transom_hpc.ckpt.state import Node, Stateful, keyed, unwrap, walk
+from transom_hpc.ckpt.state import Node, Stateful, keyed, walk
+
+if TYPE_CHECKING:
+    import torch
 
 _ABSENT: Any = object()
 
@@ -139,7 +141,7 @@ class _Matcher:
     def _keep_kind(self, node: Node, live: Any, parts: tuple[str, ...], how: str) -> Ready:
         """A plain value. It replaces any other plain value, but never an array or a container of the live state."""
         value = plain(node)
-        if how == "inplace" and isinstance(live, (torch.Tensor, np.ndarray, dict, list, Stateful)):
+        if how == "inplace" and (kinds.is_array(live) or isinstance(live, (dict, list, Stateful))):
             self.found.misshaped.append(f"{names.place(parts)} (stored: {_short(value)}; here: {type(live).__name__})")
             return lambda: live
         return lambda: value
@@ -219,7 +221,7 @@ class _Matcher:
             whole = self._new(entry)
             return lambda: (bytes if kind == "longbytes" else bytearray)(np.asarray(whole).tobytes())
         is_tensor = dtypes.is_torch(entry.dtype)
-        if how == "inplace" or (how == "reuse" and isinstance(live, (torch.Tensor, np.ndarray))):
+        if how == "inplace" or (how == "reuse" and kinds.is_array(live)):
             other = _difference(entry, live, is_tensor)
             if other and how == "inplace":
                 self.found.misshaped.append(f"{names.place(parts)} ({other})")
@@ -237,7 +239,9 @@ class _Matcher:
         if entry.name not in self._built:
             new: torch.Tensor | np.ndarray[Any, Any]
             if dtypes.is_torch(entry.dtype):
-                new = torch.empty(entry.global_shape, dtype=getattr(torch, entry.dtype))
+                from transom_hpc.ckpt import tensors
+
+                new = tensors.empty(entry.dtype, entry.global_shape)
             else:
                 new = np.empty(entry.global_shape, dtype=dtypes.numpy_dtype(entry.dtype))
             self._built[entry.name] = new
@@ -248,7 +252,8 @@ class _Matcher:
         if name not in self._entries:
             self.found.missing.append(f"{names.place(parts)} (its bytes belong to another rank)")
             return lambda: live
-        wanted = self._unpickle or (live is not _ABSENT and not isinstance(live, (torch.Tensor, np.ndarray, Stateful)))
+        no_object = live is _ABSENT or kinds.is_array(live) or isinstance(live, Stateful)
+        wanted = self._unpickle or not no_object
         if not wanted:
             self.found.misshaped.append(
                 f"{names.place(parts)} (stored as a pickled object, which is only unpickled with unpickle=True)"
@@ -262,15 +267,16 @@ class _Matcher:
         if live is _ABSENT or not isinstance(live, Stateful) or isinstance(live, type):
             self.found.misshaped.append(f"{names.place(parts)} (stored: a {kind}; here: {type(live).__name__})")
             return lambda: live
-        from transom_hpc.ckpt.owners import load_module, load_object, load_optimizer
+        inner = kinds.unwrap(live)
+        finish: Callable[[], object]
+        if (kind == "module" and kinds.is_module(inner)) or (kind == "optimizer" and kinds.is_optimizer(inner)):
+            from transom_hpc.ckpt import owners
 
-        load = {"module": load_module, "optimizer": load_optimizer}.get(kind, load_object)
-        inner = unwrap(live)
-        if kind == "module" and not isinstance(inner, torch.nn.Module):
-            load = load_object
-        if kind == "optimizer" and not isinstance(inner, torch.optim.Optimizer):
-            load = load_object
-        finish = load(self, inner_node, inner, parts)
+            load = owners.load_module if kind == "module" else owners.load_optimizer
+            finish = load(self, inner_node, inner, parts)
+        else:
+            ready = self.node(inner_node, inner.state_dict(), parts, "build")
+            finish = lambda: inner.load_state_dict(ready())  # noqa: E731
 
         def done() -> Any:
             finish()
@@ -323,7 +329,7 @@ def _named(where: str) -> Any:
 def _difference(entry: Entry, live: Any, is_tensor: bool) -> str:
     """Why the stored array can't be put into the live one; empty where it can."""
     stored = f"stored: {list(entry.global_shape)} {entry.dtype}"
-    if not isinstance(live, torch.Tensor if is_tensor else np.ndarray):
+    if not (kinds.is_tensor(live) if is_tensor else isinstance(live, np.ndarray)):
         return f"{stored}; here: {'nothing' if live is _ABSENT else type(live).__name__}"
     dtype = dtypes.of_torch(str(live.dtype)) if is_tensor else dtypes.of_numpy(live.dtype)
     if tuple(live.shape) != entry.global_shape:

@@ -1,7 +1,8 @@
-"""How things that keep their own state take it back: torch modules, optimizers, and whatever has load_state_dict.
+"""How torch modules and optimizers take their state back.
 
 Modules are filled in place. Optimizers get their state through load_state_dict, since before their first step there is
-nothing to fill, but tensors that they hold already are filled, not replaced.
+nothing to fill, but tensors that they hold already are filled, not replaced. Imports torch, so it is imported only
+where a module or an optimizer is at hand (see kinds).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from transom_hpc.ckpt import names
-from transom_hpc.ckpt.state import Node, Stateful
+from transom_hpc.ckpt.state import Node
 
 if TYPE_CHECKING:
     from transom_hpc.ckpt.fill import _Matcher
@@ -88,13 +89,3 @@ def _undo_casts(optimizer: torch.optim.Optimizer, loaded: Any) -> None:
             now = optimizer.state[parameter].get(key)
             if isinstance(value, torch.Tensor) and isinstance(now, torch.Tensor) and now.dtype != value.dtype:
                 optimizer.state[parameter][key] = value.to(now.device)
-
-
-def load_object(matcher: _Matcher, node: Node, value: Stateful, parts: tuple[str, ...]) -> Finish:
-    """Give anything else its state through load_state_dict."""
-    ready = matcher.node(node, value.state_dict(), parts, "build")
-    return lambda: _load(value, ready())
-
-
-def _load(value: Stateful, loaded: Any) -> None:
-    value.load_state_dict(loaded)

@@ -14,20 +14,22 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 import xxhash
 
 from transom_hpc.base.errors import CorruptCheckpoint, StateError
-from transom_hpc.ckpt import catalog, direct, dtypes, fill, lanes, staging
+from transom_hpc.ckpt import catalog, direct, dtypes, fill, kinds, lanes, staging
 from transom_hpc.ckpt.catalog import Checkpoint, Fault
 from transom_hpc.ckpt.files import Files
 from transom_hpc.ckpt.layout import Entry, blocks
 from transom_hpc.ckpt.manifest import Stored
 from transom_hpc.ckpt.shm import Segment, align
 from transom_hpc.ckpt.state import Leaf
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(slots=True)
@@ -184,10 +186,11 @@ class Candidate:
             if name in self._bytes:
                 jobs += [job for target in targets for job in _fill(target, name, self._bytes[name])]
         lanes.run(jobs, 2)
-        for targets in match.targets.values():
-            for target in targets:
-                if isinstance(target.array, torch.Tensor) and not target.fresh and not target.array.is_inference():
-                    torch.autograd.graph.increment_version(target.array)
+        filled = [t.array for targets in match.targets.values() for t in targets if not t.fresh]
+        for tensor in filter(kinds.is_tensor, filled):
+            from transom_hpc.ckpt import tensors
+
+            tensors.count_change(tensor)
         match.apply()
 
     def _read_again(self, path: Path, items: Sequence[Stored]) -> None:
@@ -232,9 +235,7 @@ def memory(array: torch.Tensor | np.ndarray[Any, Any]) -> memoryview | None:
     """The array's own bytes, to be written to; None where its elements do not lie together in this machine's memory."""
     if array.nbytes == 0 or (isinstance(array, np.ndarray) and not array.flags.writeable):
         return None
-    return staging.in_place(
-        Leaf("", array.detach() if isinstance(array, torch.Tensor) else array, "", (), array.nbytes)
-    )
+    return staging.in_place(Leaf("", array.detach() if kinds.is_tensor(array) else array, "", (), array.nbytes))
 
 
 def _fill(target: fill.Target, name: str, data: Callable[[int, int], memoryview]) -> list[Callable[[], None]]:
@@ -260,22 +261,6 @@ def _fill_scattered(array: torch.Tensor | np.ndarray[Any, Any], name: str, data:
     if isinstance(array, np.ndarray):
         np.copyto(array, flat.view(array.dtype).reshape(array.shape))
         return
-    with torch.no_grad():
-        live = array.detach()
-        if live.element_size() == 1:
-            live = live.view(torch.uint8)
-        source = staging.tensor_over(flat, live.dtype, tuple(live.shape))
-        for axis, stride in enumerate(live.stride()):
-            if stride == 0 and live.shape[axis] > 1:  # an expanded tensor: all along this axis is one element
-                if not torch.equal(bits(source), bits(source.narrow(axis, 0, 1).expand_as(source))):
-                    raise StateError(
-                        f"{name}: expanded here, but the stored values differ along axis {axis}; make it contiguous",
-                        name=name,
-                    )
-                live, source = live.narrow(axis, 0, 1), source.narrow(axis, 0, 1)
-        live.copy_(source)
+    from transom_hpc.ckpt import tensors
 
-
-def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as bytes, so that NaN equals NaN."""
-    return tensor.contiguous().view(torch.uint8) if tensor.dim() else tensor.reshape(1).view(torch.uint8)
+    tensors.copy_in(array, flat, name)

@@ -6,29 +6,34 @@ import random
 from typing import Any
 
 import numpy as np
-import torch
+
+from transom_hpc.ckpt import kinds
 
 
 class RngState:
-    """Captures torch's generators (CPU and every CUDA device in use), numpy's global one and Python's `random`.
+    """Captures numpy's global generator, Python's `random` and, where the program has imported torch, torch's (CPU and
+    every CUDA device in use).
 
     Put it into the state under a name of its own. Each rank keeps its own; where ranks agree it is stored once.
     """
 
     def state_dict(self) -> dict[str, Any]:
         """All generators as they are now."""
-        held: dict[str, Any] = {
-            "torch": torch.get_rng_state(),
+        torch = kinds.loaded_torch()
+        held: dict[str, Any] = {} if torch is None else {"torch": torch.get_rng_state()}
+        held |= {
             "numpy": np.random.get_state(legacy=True),
             "python": random.getstate(),
         }
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
+        if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
             held["cuda"] = torch.cuda.get_rng_state_all()
         return held
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Put all generators back."""
-        torch.set_rng_state(state_dict["torch"])
+        torch = kinds.loaded_torch()  # it is there where its generators are: their state is made of tensors
+        if "torch" in state_dict:
+            torch.set_rng_state(state_dict["torch"])
         np.random.set_state(state_dict["numpy"])
         random.setstate(state_dict["python"])
         if "cuda" in state_dict and torch.cuda.is_available():

@@ -19,11 +19,10 @@ from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 import xxhash
 
 from transom_hpc.base.errors import SaveError
-from transom_hpc.ckpt import dtypes, lanes, names
+from transom_hpc.ckpt import dtypes, kinds, lanes, names
 from transom_hpc.ckpt.layout import Entry, blocks
 from transom_hpc.ckpt.shm import Segment, align
 from transom_hpc.ckpt.state import Leaf
@@ -300,7 +299,7 @@ class Straight:
 
 def torn(leaf: Leaf) -> str:
     """Why the copy may be a mixture of old and new; empty where it is not."""
-    if leaf.version is None or not isinstance(leaf.source, torch.Tensor) or leaf.source._version == leaf.version:
+    if leaf.version is None or not kinds.is_tensor(leaf.source) or leaf.source._version == leaf.version:
         return ""
     place = names.shown(leaf.name)
     return f"{place} was changed while it was being copied; change it before step(), or in the optimizer's step"
@@ -341,13 +340,7 @@ def copy(leaf: Leaf, begin: int, end: int, into: np.ndarray[Any, Any]) -> None:
     elif isinstance(leaf.source, np.ndarray):
         view = into.view(dtypes.numpy_dtype(leaf.dtype)).reshape(leaf.shape)
         np.copyto(view, leaf.source)
-    elif isinstance(leaf.source, torch.Tensor):
-        source = leaf.source.detach()
-        if source.element_size() == 1:  # whatever the type: bits are copied, and not every type has a copy of its own
-            source = source.view(torch.uint8)
-        tensor_over(into, source.dtype, leaf.shape).copy_(source)
+    elif kinds.is_tensor(leaf.source):
+        from transom_hpc.ckpt import tensors
 
-
-def tensor_over(room: np.ndarray[Any, Any], dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """A tensor of this type and shape whose memory the bytes are."""
-    return torch.from_numpy(room).view(dtype).reshape(shape)
+        tensors.copy_out(leaf.source, into)

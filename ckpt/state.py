@@ -16,13 +16,15 @@ import pickle
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
-import torch
 
 from transom_hpc.base.errors import StateError
-from transom_hpc.ckpt import dtypes, names
+from transom_hpc.ckpt import dtypes, kinds, names
+
+if TYPE_CHECKING:
+    import torch
 
 Node = Any
 """JSON that stands for a part of the state."""
@@ -77,17 +79,6 @@ class Walked:
     leaves: list[Leaf] = field(default_factory=list)
     structure: dict[str, Node] = field(default_factory=dict)
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
-
-
-def unwrap(value: Any) -> Any:
-    """The module inside wrappers that only change names: data parallel and compiled ones."""
-    while True:
-        if isinstance(value, (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)):
-            value = value.module
-        elif isinstance(value, torch.nn.Module) and "_orig_mod" in value._modules:
-            value = value._modules["_orig_mod"]
-        else:
-            return value
 
 
 def walk(state: Any, lazy: bool = True) -> Walked:
@@ -171,13 +162,13 @@ class _Walker:
     def find_optimizers(self, value: Any, depth: int = 0) -> None:
         """What optimizers own stays unchanged until their next step. Looked for before the walk, since the model
         often comes first."""
-        if isinstance(value, torch.optim.Optimizer):
+        if kinds.is_optimizer(value):
             self.walked.optimizers.append(value)
             for group in value.param_groups:
                 self.owned.update(_key(p) for p in group["params"])
             for held in value.state.values():
                 if isinstance(held, dict):
-                    self.owned.update(_key(t) for t in held.values() if isinstance(t, torch.Tensor))
+                    self.owned.update(_key(t) for t in held.values() if kinds.is_tensor(t))
         elif depth < 8 and isinstance(value, dict):
             for item in value.values():
                 self.find_optimizers(item, depth + 1)
@@ -190,7 +181,7 @@ class _Walker:
             return value
         if is_scalar(value):
             return scalar(value)
-        if isinstance(value, torch.Tensor):
+        if kinds.is_tensor(value):
             return ["tensor", self._tensor(value, parts)]
         if isinstance(value, np.ndarray) and not value.dtype.hasobject:
             return ["array", self._array(value, parts)]
@@ -230,11 +221,11 @@ class _Walker:
         return self._pickled(value, parts)
 
     def _stateful(self, value: Any, parts: tuple[str, ...]) -> Node:
-        inner = unwrap(value)
+        inner = kinds.unwrap(value)
         kind = "object"
-        if isinstance(inner, torch.nn.Module):
+        if kinds.is_module(inner):
             kind = "module"
-        elif isinstance(inner, torch.optim.Optimizer):
+        elif kinds.is_optimizer(inner):
             kind = "optimizer"
         try:
             held = inner.state_dict()
@@ -259,19 +250,12 @@ class _Walker:
         return known
 
     def _tensor_dtype(self, tensor: torch.Tensor, parts: tuple[str, ...]) -> str:
-        why = ""
-        dtype = dtypes.of_torch(str(tensor.dtype))
-        if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-            why = f"a {type(tensor).__name__} has no storage of its own; save what it is made of"
-        elif tensor.layout is not torch.strided:
-            why = f"a tensor of layout {tensor.layout} can't be saved; save its indices and values"
-        elif tensor.device.type == "meta":
-            why = "a tensor on the meta device has no data"
-        elif tensor.is_quantized or dtype is None:
-            why = f"element type {tensor.dtype} can't be saved; save its integer representation"
+        from transom_hpc.ckpt import tensors
+
+        why = tensors.refusal(tensor)
         if why:
             raise StateError(f"{names.place(parts)}: {why}", name=names.place(parts))
-        return dtype or ""
+        return dtypes.of_torch(str(tensor.dtype)) or ""
 
     def _array(self, array: np.ndarray[Any, Any], parts: tuple[str, ...]) -> str:
         facts = array.__array_interface__
@@ -328,5 +312,5 @@ def _has_tensors(value: Any, depth: int = 0) -> bool:
     """Whether a container holds arrays, so that it is taken apart and not pickled whole."""
     items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
     return depth < 20 and any(
-        isinstance(item, (torch.Tensor, np.ndarray, Stateful)) or _has_tensors(item, depth + 1) for item in items
+        kinds.is_array(item) or isinstance(item, Stateful) or _has_tensors(item, depth + 1) for item in items
     )

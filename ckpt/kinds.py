@@ -1,0 +1,57 @@
+"""What is a tensor, a module, an optimizer: asked without importing torch.
+
+None of them can exist before the program has imported torch, and importing it costs a numpy program more than a second
+of every start. What is done with tensors once there are some is in `tensors` and `owners`, which do import it.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+
+
+def loaded_torch() -> Any:
+    """The torch module where the program has imported it, whole; None where it has not."""
+    found = sys.modules.get("torch")
+    return found if hasattr(found, "Tensor") and hasattr(found, "optim") else None
+
+
+def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
+    """Whether it is a torch tensor."""
+    found = loaded_torch()
+    return found is not None and isinstance(value, found.Tensor)
+
+
+def is_array(value: object) -> TypeGuard[torch.Tensor | np.ndarray[Any, Any]]:
+    """Whether it is a torch tensor or a numpy array."""
+    return isinstance(value, np.ndarray) or is_tensor(value)
+
+
+def is_module(value: object) -> TypeGuard[torch.nn.Module]:
+    """Whether it is a torch module."""
+    found = loaded_torch()
+    return found is not None and isinstance(value, found.nn.Module)
+
+
+def is_optimizer(value: object) -> TypeGuard[torch.optim.Optimizer]:
+    """Whether it is a torch optimizer."""
+    found = loaded_torch()
+    return found is not None and isinstance(value, found.optim.Optimizer)
+
+
+def unwrap(value: Any) -> Any:
+    """The module inside wrappers that only change names: data parallel and compiled ones."""
+    while is_module(value):
+        parallel = loaded_torch().nn.parallel
+        if isinstance(value, (parallel.DistributedDataParallel, parallel.DataParallel)):
+            value = value.module
+        elif "_orig_mod" in value._modules:
+            value = value._modules["_orig_mod"]
+        else:
+            break
+    return value

@@ -1,0 +1,79 @@
+"""The hand on torch tensors: which can be kept, and how bits get from them and into them.
+
+Imports torch, so it is imported only where a tensor is at hand (see kinds).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from transom_hpc.base.errors import StateError
+from transom_hpc.ckpt import dtypes
+
+
+def refusal(tensor: torch.Tensor) -> str:
+    """Why a tensor can't be saved, and what to do; empty where it can."""
+    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        return f"a {type(tensor).__name__} has no storage of its own; save what it is made of"
+    if tensor.layout is not torch.strided:
+        return f"a tensor of layout {tensor.layout} can't be saved; save its indices and values"
+    if tensor.device.type == "meta":
+        return "a tensor on the meta device has no data"
+    if tensor.is_quantized or dtypes.of_torch(str(tensor.dtype)) is None:
+        return f"element type {tensor.dtype} can't be saved; save its integer representation"
+    return ""
+
+
+def empty(dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """A new tensor of this element type (see dtypes), with nothing in it yet."""
+    return torch.empty(shape, dtype=getattr(torch, dtype))
+
+
+def copy_out(tensor: torch.Tensor, room: np.ndarray[Any, Any]) -> None:
+    """Copy a tensor's elements, in order, to where these bytes are."""
+    source = _plain(tensor.detach())
+    _over(room, source.dtype, tuple(source.shape)).copy_(source)
+
+
+def copy_in(tensor: torch.Tensor, room: np.ndarray[Any, Any], name: str) -> None:
+    """Put bytes into a tensor whose elements do not lie together in this machine's memory.
+
+    Raises:
+        StateError: it is expanded, and the bytes differ where it has one element only.
+    """
+    with torch.no_grad():
+        live = _plain(tensor.detach())
+        source = _over(room, live.dtype, tuple(live.shape))
+        for axis, stride in enumerate(live.stride()):
+            if stride == 0 and live.shape[axis] > 1:  # an expanded tensor: all along this axis is one element
+                if not torch.equal(_bits(source), _bits(source.narrow(axis, 0, 1).expand_as(source))):
+                    raise StateError(
+                        f"{name}: expanded here, but the stored values differ along axis {axis}; make it contiguous",
+                        name=name,
+                    )
+                live, source = live.narrow(axis, 0, 1), source.narrow(axis, 0, 1)
+        live.copy_(source)
+
+
+def count_change(tensor: torch.Tensor) -> None:
+    """Let autograd know that the bytes were changed behind its back."""
+    if not tensor.is_inference():
+        torch.autograd.graph.increment_version(tensor)
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """Elements of one byte as integers: bits are copied, and not every type has a copy of its own."""
+    return tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
+
+
+def _over(room: np.ndarray[Any, Any], dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    """A tensor of this type and shape whose memory the bytes are."""
+    return torch.from_numpy(room).view(dtype).reshape(shape)
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as bytes, so that NaN equals NaN."""
+    return tensor.contiguous().view(torch.uint8) if tensor.dim() else tensor.reshape(1).view(torch.uint8)
