@@ -255,6 +255,13 @@ def test_requeue_refused_is_final() -> None:
     assert "presently disabled" in actions[-1].why
 
 
+def test_a_cancelled_job_is_left_alone() -> None:
+    run, _ = decide(running(), StopAsked(Cause.TIME_LIMIT))
+    run, _ = decide(run, Exited(EXIT_STOPPED, 11))
+    _, actions = decide(run, Requeued(False, "Slurm has ended the job already", cancelled=True))
+    assert actions == (Finish(Ending.LEFT, "Slurm has ended the job already", EXIT_STOPPED),)
+
+
 EVENTS = st.one_of(
     st.builds(Placed),
     st.builds(Progress, st.integers(1, 50), st.integers(0, 50)),
@@ -272,7 +279,7 @@ EVENTS = st.one_of(
             lambda names: tuple(Host(name, Cause.HOST_LOST, "e") for name in names)
         ),
     ),
-    st.builds(Requeued, st.booleans()),
+    st.builds(Requeued, st.booleans(), cancelled=st.booleans()),
 )
 
 

@@ -109,10 +109,17 @@ class Probed:
 
 @dataclass(frozen=True, slots=True)
 class Requeued:
-    """Slurm answered the requeue."""
+    """Slurm answered the requeue.
+
+    Args:
+        ok: whether the job is in the queue again.
+        answer: Slurm's words.
+        cancelled: it was not asked: a person, or Slurm, has ended the job for good.
+    """
 
     ok: bool
     answer: str = ""
+    cancelled: bool = False
 
 
 Event = Placed | Progress | Exited | HostBad | Hung | StopAsked | Isolated | Expired | Probed | Requeued

@@ -5,6 +5,7 @@ It runs in the batch script. It holds no decision of its own: each is made in `p
 
 from __future__ import annotations
 
+import shutil
 import signal
 import threading
 from collections.abc import Mapping, Sequence
@@ -13,20 +14,20 @@ from types import FrameType
 from typing import Any
 
 from transom_hpc.base.clock import Clock, SystemClock
-from transom_hpc.base.errors import LaunchError, SlurmError, SlurmUnreachable
+from transom_hpc.base.errors import LaunchError
 from transom_hpc.monitors import verdict
 from transom_hpc.slurm.commands import Slurm
 from transom_hpc.slurm.hosts import fold_hosts
 from transom_hpc.slurm.site import SiteConfig
 from transom_hpc.tol import events, phases
+from transom_hpc.tol.admission import misplaced, refuse_where_wrong, why_no_requeue
 from transom_hpc.tol.attempt import Attempt
 from transom_hpc.tol.causes import Cause, Restart
 from transom_hpc.tol.diary import Diary
-from transom_hpc.tol.exclusion import choose
 from transom_hpc.tol.hang import START_DEADLINE_S, HangWatch
-from transom_hpc.tol.history import fold, restarts_of_job
+from transom_hpc.tol.history import restarts_of_job
 from transom_hpc.tol.job import Job
-from transom_hpc.tol.journal import Entry, Journal, claim_number, newer_than
+from transom_hpc.tol.journal import Journal, claim_number, newer_than
 from transom_hpc.tol.pace import Pace
 from transom_hpc.tol.requeueing import requeue_job
 from transom_hpc.tol.rundir import RunDir
@@ -101,7 +102,7 @@ class Launcher:
 
     def _run(self) -> int:
         entries = self._dir.entries()
-        self._refuse_where_wrong(entries)
+        refuse_where_wrong(self._dir, entries, self._job, self._slurm)
         number = claim_number(self._dir.journal)
         self._diary = Diary(Journal(self._dir.journal, number, self._job.home, self._clock))
         self._attempt = Attempt(number, 0)
@@ -117,7 +118,7 @@ class Launcher:
             spares=hosts[needed:],
             restarts=restarts_of_job(entries, str(self._job.job_id)),
             committed=self._committed(),
-            can_requeue=self._why_no_requeue(),
+            can_requeue=why_no_requeue(self._job, self._slurm),
             limits=phases.Limits(settle_s=settle_s, stop_s=max(10.0, self._site.signal_lead_s / 2)),
         )
         self._record(
@@ -135,49 +136,10 @@ class Launcher:
         )
         if len(hosts) < needed:
             raise LaunchError(f"the job has {len(hosts)} nodes and the program needs {needed}", run=self._dir.path)
-        finish = self._handle(events.Placed(self._misplaced(entries)))
+        finish = self._handle(events.Placed(misplaced(entries, self._job, self._clock.wall())))
         while finish is None:
             finish = self._turn()
         return self._close(finish)
-
-    def _refuse_where_wrong(self, entries: Sequence[Entry]) -> None:
-        history = fold(entries)
-        job_id = str(self._job.job_id)
-        if history.ending and history.ending[0] == events.Ending.BADLY and history.job_ids[-1] == job_id:
-            raise LaunchError(f"this run was stopped for good: {history.ending[1]}", run=self._dir.path)
-        other = history.job_ids[-1] if history.job_ids else job_id
-        if other != job_id and history.ending is None:
-            try:
-                rows = self._slurm.queue([int(other)])
-            except SlurmError:
-                rows = []
-            if any(row.state in ("running", "waiting", "held") for row in rows):
-                raise LaunchError(
-                    f"job {other} holds the run directory {self._dir.path} already: cancel it, or choose another",
-                    run=self._dir.path,
-                    job=other,
-                )
-
-    def _misplaced(self, entries: Sequence[Entry]) -> tuple[events.Host, ...]:
-        let_back: set[str] = set()
-        for entry in entries:
-            if entry.kind == "requeue":
-                let_back = set(entry.facts.get("let_back", ()))
-        choice = choose(fold(entries).incidents, self._clock.wall())
-        return tuple(
-            events.Host(incident.host, incident.cause, incident.evidence)
-            for incident in choice.avoid
-            if incident.host in self._job.hosts and incident.host not in let_back
-        )
-
-    def _why_no_requeue(self) -> str:
-        try:
-            facts = self._slurm.show_job(self._job.job_id)
-        except SlurmUnreachable:
-            return ""  # unknown: try it when the time comes
-        except SlurmError as error:
-            return f"Slurm can't be asked to requeue ({error})"
-        return "" if facts.requeue else "the job was submitted with --no-requeue"
 
     # The loop
 
@@ -201,6 +163,8 @@ class Launcher:
             number = self._signals.pop(0)
             own = number == getattr(signal, f"SIG{self._site.signal}")
             cause = Cause.TIME_LIMIT if own else Cause.TERMINATED
+            if cause is Cause.TERMINATED:
+                self._watcher.rest()  # Slurm ends that step too
             self._record("stop asked", cause=cause, signal=signal.Signals(number).name)
             found.append(events.StopAsked(cause))
         if self._program is not None:
@@ -237,8 +201,6 @@ class Launcher:
                 case events.End():
                     self._end()
                 case events.AskStop(cause):
-                    if cause is Cause.TERMINATED:
-                        self._watcher.rest()  # Slurm ends that step too
                     self._ask_stop(cause)
                 case events.Wait(seconds):
                     self._deadline = self._clock.now() + seconds
@@ -334,9 +296,7 @@ class Launcher:
         self._say(f"requeueing the job ({cause})")
         # Slurm answers a requeue by SIGTERM to us and to every process of ours.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        return requeue_job(
-            self._dir, self._submitted.spec, self._job.job_id, cause, self._slurm, self._record, self._clock
-        )
+        return requeue_job(self._dir, self._submitted.spec, self._job, cause, self._slurm, self._record, self._clock)
 
     def _ask_stop(self, cause: Cause) -> None:
         self._say(f"asking the program to save and leave ({cause})")
@@ -366,6 +326,8 @@ class Launcher:
         self._end()
         if finish.ending is not events.Ending.LEFT:
             self._clean()
+        else:  # no step can be started any more, on this host or another
+            shutil.rmtree(self._job.shm, ignore_errors=True)
         self._record("end", ending=finish.ending, why=finish.why, code=finish.code, committed=self._committed())
         self._say(f"{finish.ending}: {finish.why}")
         self._diary.close()

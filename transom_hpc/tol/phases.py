@@ -138,9 +138,11 @@ def decide(run: Run, event: Event) -> Decision:
             return run, ((Probe((*run.active, *run.spares)),) if run.phase is Phase.SETTLING else ())
         case Probed(lost):
             return _probed(run, lost) if run.phase is Phase.SETTLING else (run, ())
-        case Requeued(ok, answer):
+        case Requeued(ok, answer, cancelled):
             if run.phase is not Phase.REQUEUEING:
                 return run, ()
+            if cancelled:
+                return _over(run, Ending.LEFT, answer, EXIT_STOPPED)
             if ok:
                 return _over(run, Ending.LEFT, "requeued", 0)
             return _over(run, Ending.BADLY, f"the job could not be requeued: {answer}", run.exit_code or 1)

@@ -15,14 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from transom_hpc.base.clock import SystemClock
-from transom_hpc.base.errors import SlurmError
+from transom_hpc.base.errors import RunDirError, SlurmError
 from transom_hpc.monitors.exchange import MpiExchange, leave
 from transom_hpc.monitors.processes import end_program
 from transom_hpc.monitors.sidecar import Sidecar, SidecarConfig, SidecarHooks
 from transom_hpc.slurm.commands import SlurmCommands
 from transom_hpc.tol.attempt import Attempt
 from transom_hpc.tol.causes import Cause, tries_left
+from transom_hpc.tol.diary import Diary
 from transom_hpc.tol.history import restarts_of_job
+from transom_hpc.tol.job import Job
 from transom_hpc.tol.journal import Journal
 from transom_hpc.tol.requeueing import requeue_job
 from transom_hpc.tol.rundir import RunDir
@@ -38,7 +40,7 @@ class Survivor:
     Args:
         run: the run directory.
         attempt: the attempt under way.
-        job_id: the Slurm job.
+        job: the Slurm job, as this host's step sees it.
         host: this host.
         home: the launcher's host.
         hosts: all hosts that are watched.
@@ -47,7 +49,7 @@ class Survivor:
 
     run: RunDir
     attempt: Attempt
-    job_id: int
+    job: Job
     host: str
     home: str
     hosts: tuple[str, ...]
@@ -65,10 +67,10 @@ class Survivor:
 
     def orphaned(self, dead: tuple[str, ...], evidence: str) -> None:
         """The launcher is lost and this host speaks for the job: requeue it without the dead hosts."""
-        journal = Journal(self.run.journal, self.attempt.number, self.host)
+        diary = self._diary()
 
         def record(kind: str, **facts: Any) -> None:
-            journal.append(self.attempt, kind, **facts)
+            diary.record(self.attempt, kind, **facts)
 
         slurm = SlurmCommands(timeout_s=5.0, ignore_term=True)
         committed = max(self.run.committed_steps(), default=0)
@@ -76,19 +78,26 @@ class Survivor:
             record("host out", cause=Cause.HOST_SILENT, host_out=host, evidence=evidence, committed=committed)
         home = self.home if self.home in dead else ""
         cause = Cause.HOST_SILENT if home else Cause.LAUNCHER_LOST
-        past = restarts_of_job(self.run.entries(), str(self.job_id))
+        past = restarts_of_job(self.run.entries(), str(self.job.job_id))
         facts = {"cause": cause, "host_out": home, "evidence": evidence, "committed": committed}
         if not tries_left(past, cause, committed):
             record("gave up", **facts)
             why = f"{cause} came again and again without a new checkpoint: {evidence}"
             record("end", ending="ended badly", why=why, code=1, committed=committed)
             try:
-                slurm.cancel(self.job_id)
+                slurm.cancel(self.job.job_id)
             except SlurmError as error:
                 print(f"transom: the job could not be ended: {error}", file=sys.stderr, flush=True)
             return
         record("restart", step=0, **facts)
-        requeue_job(self.run, self.run.submitted().spec, self.job_id, cause, slurm, record, SystemClock())
+        requeue_job(self.run, self.run.submitted().spec, self.job, cause, slurm, record, SystemClock())
+
+    def _diary(self) -> Diary:
+        try:
+            return Diary(Journal(self.run.journal, self.attempt.number, self.host), output=2)
+        except RunDirError as error:  # a full disk must not keep the job an orphan
+            print(f"transom: {error}", file=sys.stderr, flush=True)
+            return Diary(output=2)
 
 
 def main() -> None:
@@ -105,8 +114,9 @@ def main() -> None:
     hosts = tuple(given.hosts.split(","))
     shm = Path(os.environ["TRANSOM_SHM"])
     host = os.environ.get("SLURMD_NODENAME") or os.uname().nodename.split(".")[0]
-    job_id = int(os.environ["SLURM_JOB_ID"])
-    survivor = Survivor(RunDir(given.run_dir), given.attempt, job_id, host, given.home, hosts, shm)
+    restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+    job = Job(int(os.environ["SLURM_JOB_ID"]), restarts, hosts, host)
+    survivor = Survivor(RunDir(given.run_dir), given.attempt, job, host, given.home, hosts, shm)
     config = SidecarConfig(
         attempt=str(given.attempt),
         shm=shm,

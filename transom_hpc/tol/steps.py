@@ -20,7 +20,8 @@ from transom_hpc.tol.job import Job
 # all, and that is the 137 of those that it killed because of the first. Rank 0 leaves a file when it has ended well:
 # srun's 0 alone does not prove that anything ran (tried: 0 after "aborted before step completely launched").
 # A trap, unlike an ignored signal, is not inherited by the program. A task that was asked to leave ends well for srun,
-# which would else kill the slower ones.
+# which would else kill the slower ones; the last of them on a host gives the memory back, since it can't be reached
+# any more when Slurm ends the job.
 _TASK = f"""
 if [ ! -d "$TRANSOM_RUN_DIR/journal" ]; then
     echo "transom: host $SLURMD_NODENAME does not see the run directory $TRANSOM_RUN_DIR" >&2
@@ -36,7 +37,12 @@ if [ $code -ne 0 ]; then
 elif [ "$RANK" -eq 0 ]; then
     : > "$TRANSOM_DONE_FILE"
 fi
-[ $code -ne {EXIT_STOPPED} ] || code=0
+if [ $code -eq {EXIT_STOPPED} ]; then
+    code=0
+    : > "$TRANSOM_SHM/left-$LOCAL_RANK"
+    set -- "$TRANSOM_SHM"/left-*
+    [ $# -lt "$LOCAL_WORLD_SIZE" ] || rm -rf "$TRANSOM_SHM"
+fi
 exit $code
 """
 
@@ -105,10 +111,10 @@ class Steps:
         """Start the program: `tasks_per_node` ranks a host, in the order of `hosts`.
 
         Args:
-            prefix: start of the names of this launch's files on the shared disk: PREFIX.hosts tells srun the order of
-                hosts, PREFIX.exit is left by the first task that ends badly, PREFIX.done by rank 0 that ended well.
+            prefix: start of the names of this launch's files on the shared disk: PREFIX.exit is left by the first task
+                that ends badly, PREFIX.done by rank 0 that ended well.
         """
-        hostfile = prefix.with_name(f"{prefix.name}.hosts")
+        hostfile = self._job.shm / f"{prefix.name}.hosts"  # srun reads it here; the shared disk may be full
         hostfile.write_text("".join(f"{host}\n" * tasks_per_node for host in hosts))
         master = {"MASTER_ADDR": _address(hosts[0]), "MASTER_PORT": str(_free_port())}
         cpus = self._environment.get("SLURM_CPUS_PER_TASK")  # srun reads it no more since 22.05
