@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from transom_hpc import submission
-from transom_hpc.base.errors import RunDirError
+from transom_hpc.base.errors import RunDirError, SlurmMissing, SpecError
 from transom_hpc.tol.spec import JobSpec
 
 
@@ -54,3 +54,16 @@ def test_slurm_without_a_cluster(tmp_path: Path) -> None:
     assert answer.stderr.startswith("transom: Slurm's commands are here, but no cluster is set up for them")
     assert "transom lab up" in answer.stderr
     assert len(answer.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("limit", ["2", "1:30", "0:01:59", "0-0:2"])
+def test_a_time_limit_that_leaves_no_time_to_work(limit: str) -> None:
+    with pytest.raises(SpecError, match="leaves no time to work: the program is asked to save and leave 120 s before"):
+        submission.submit(JobSpec(time=limit), "true")
+
+
+@pytest.mark.parametrize("limit", ["0", "2:01", "UNLIMITED", None])
+def test_other_time_limits_are_not_refused_here(limit: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(SlurmMissing):
+        submission.submit(JobSpec(time=limit), "/bin/true")

@@ -10,15 +10,17 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from transom_hpc.base.errors import RunDirError, SlurmError, SlurmMissing, SlurmRefused, SpecError
+from transom_hpc.base.errors import RunDirError, SlurmError, SlurmMissing, SlurmRefused, SlurmUnreachable, SpecError
+from transom_hpc.lookup import find_job
 from transom_hpc.run import Run
 from transom_hpc.slurm.commands import SlurmCommands
 from transom_hpc.slurm.site import SiteConfig, load_site
+from transom_hpc.slurm.times import parse_time
 from transom_hpc.tol.history import fold
 from transom_hpc.tol.rundir import RunDir, register
 from transom_hpc.tol.spec import JobSpec, Submitted
@@ -46,11 +48,12 @@ def submit(spec: JobSpec, program: str | Callable[..., Any], *args: Any, **kwarg
     site = load_site(spec.site)
     command = _command(program, args, kwargs)
     if not spec.local:
+        _check_time(spec, site)
         _check_slurm(spec, site)
     run = RunDir(_run_path(spec) if spec.run_dir is not None else _own_folder(_run_path(spec)))
-    known = _is_run(run)
-    if known:
-        _refuse_second_job(run)
+    before = run.submitted() if _is_run(run) else None
+    if before is not None:
+        _refuse_second_job(run, before)
     run.create()
     mark = f"transom:{uuid.uuid4().hex[:12]}"
     cwd = str(Path.cwd())
@@ -61,8 +64,13 @@ def submit(spec: JobSpec, program: str | Callable[..., Any], *args: Any, **kwarg
     try:
         job = (_send_local if spec.local else _send)(run, submitted, site, program, args, kwargs)
     except SlurmRefused:
-        if not known:  # there is no run, so no trace of one either
+        if before is None:  # there is no run, so no trace of one either
             shutil.rmtree(run.path, ignore_errors=True)
+        else:
+            run.write(before)
+        raise
+    except SlurmUnreachable:
+        register(run)  # there may be a job, and it will need what was written
         raise
     register(run)
     run.write(dataclasses.replace(submitted, job_id=job.job_id))
@@ -114,6 +122,19 @@ def _command(program: str | Callable[..., Any], args: Sequence[Any], kwargs: dic
     return argv
 
 
+def _check_time(spec: JobSpec, site: SiteConfig) -> None:
+    limit = parse_time(spec.time) if spec.time is not None else None
+    if not limit:  # none, or 0, which means none to Slurm
+        return
+    minutes = -(-limit // timedelta(minutes=1))  # Slurm rounds up
+    if 60 * minutes <= site.signal_lead_s:  # the program would be asked to stop as soon as it has started
+        raise SpecError(
+            f"a time limit of {spec.time!r} leaves no time to work: the program is asked to save and leave "
+            f"{site.signal_lead_s} s before the end (signal_lead_s in the site config)",
+            field="time",
+        )
+
+
 def _check_slurm(spec: JobSpec, site: SiteConfig) -> None:
     if shutil.which("sbatch") is None:
         raise SlurmMissing(_NO_SLURM, command="sbatch")
@@ -162,12 +183,19 @@ def _is_run(run: RunDir) -> bool:
         raise RunDirError(f"can't read run directory {run.path}: {error.strerror}", path=run.path) from error
 
 
-def _refuse_second_job(run: RunDir) -> None:
-    history = fold(run.entries())
-    job_id = run.submitted().job_id or (history.job_ids[-1] if history.job_ids else "")
-    if not job_id.isdigit() or run.submitted().spec.local:
+def _refuse_second_job(run: RunDir, before: Submitted) -> None:
+    if before.spec.local:
         return
-    rows = SlurmCommands().queue([int(job_id)])
+    history = fold(run.entries())
+    job_id = before.job_id or (history.job_ids[-1] if history.job_ids else "")
+    slurm = SlurmCommands()
+    if not before.job_id and before.comment:  # sbatch was not answered then
+        job_id = str(find_job(slurm, before.comment) or job_id)
+    if not job_id.isdigit():
+        return
+    rows = slurm.queue([int(job_id)])
+    if any(row.state_text.startswith("COMPLETING") for row in rows):
+        raise SpecError(f"job {job_id}, which used {run.path}, is just ending: try again in a moment", field="run_dir")
     if any(row.state in ("running", "waiting", "held") for row in rows):
         raise SpecError(
             f"job {job_id} uses the run directory {run.path} already: cancel it (scancel {job_id}) or choose another",
