@@ -82,6 +82,7 @@ class Saver:
         self._copying: staging.Staged | None = None
         self._owner = 0
         self._restless: set[str] = set()
+        self._closed = False
         self.newest: Save | None = None
         self.failed: deque[Save] = deque()
         self.last_step: int | None = None
@@ -147,7 +148,10 @@ class Saver:
         return self._saving.idle(timeout_s)
 
     def close(self, timeout_s: float | None) -> None:
-        """Wait until nothing is under way, and let go of the state."""
+        """Wait until nothing is under way, and let go of the state. Closing again does not wait again."""
+        if self._closed:
+            return
+        self._closed = True
         self.before_update()
         if self._saving.close(timeout_s):
             self._staging.close(timeout_s)

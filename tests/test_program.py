@@ -6,6 +6,7 @@ import errno
 import shutil
 import signal
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 import transom_hpc as transom
+import transom_hpc.ckpt.checkpointer
 from transom_hpc.base.errors import UsageError
 from transom_hpc.ckpt.files import Files
 from transom_hpc.monitors.heartbeat import read_heartbeats
@@ -187,6 +189,32 @@ def test_leaving_waits_for_saves_under_way(shm: Path, tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
         checkpointer.step(3, state)
     assert "step-000000003" in committed(tmp_path / "run" / "checkpoints")
+
+
+class HungDisk(Files):
+    """A file system that takes nothing until it is let go."""
+
+    def __init__(self) -> None:
+        self.working = threading.Event()
+
+    def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
+        self.working.wait(20)
+        return super().pwrite(fd, data, offset)
+
+
+def test_a_program_that_fails_does_not_wait_for_its_peers(shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001 (as above)
+    """What is nearly written is worth a moment, once; the launcher restarts nothing before every rank has ended."""
+    monkeypatch.setattr(transom_hpc.ckpt.checkpointer, "AT_EXIT_S", 2.0)
+    disk = HungDisk()
+    checkpointer = transom.Checkpointer.from_env(every=1, files=disk)
+    checkpointer.step(1, new_state())
+    before = time.monotonic()
+    with pytest.raises(KeyError), checkpointer:
+        raise KeyError
+    took = time.monotonic() - before
+    disk.working.set()
+    checkpointer._saver.idle(10)
+    assert 1.9 < took < 3.5
 
 
 class FailingDisk(Files):
