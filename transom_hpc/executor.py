@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -12,7 +13,9 @@ from typing import Any
 
 import submitit
 
-from transom_hpc.base.errors import SlurmRefused
+from transom_hpc.base.errors import SlurmRefused, SlurmUnreachable
+from transom_hpc.lookup import find_unheard
+from transom_hpc.slurm.commands import SlurmCommands
 from transom_hpc.slurm.site import SiteConfig
 from transom_hpc.tol.rundir import RunDir
 from transom_hpc.tol.spec import JobSpec
@@ -20,6 +23,8 @@ from transom_hpc.tol.spec import JobSpec
 # What a job leaves in its children and would change the meaning of an sbatch called from inside it.
 _FROM_A_JOB = ("SLURM_", "SBATCH_", "SRUN_", "PMIX_", "PMI_", "OMPI_", "TRANSOM_")
 _KEPT = frozenset({"SLURM_CONF"})
+# What sbatch says when the controller has not answered, and may have taken the job all the same.
+_SILENCE = re.compile(r"timed out|unable to contact|connect|communication|zero bytes|sense of sbatch", re.IGNORECASE)
 
 
 class TransomJob(submitit.SlurmJob[Any]):
@@ -45,7 +50,8 @@ class LauncherExecutor(submitit.SlurmExecutor):
 
     def __init__(self, run: RunDir, spec: JobSpec, site: SiteConfig, ranks: int, cwd: str, comment: str) -> None:
         # -P: a file of the user's that is called like a standard module must not replace it in the launcher.
-        launcher = [sys.executable, "-P", "-m", "transom_hpc", "launch", f"--run-dir={run.path}", "--", sys.executable]
+        launcher = [sys.executable, "-P", "-m", "transom_hpc", "launch", "--submitted", f"--run-dir={run.path}", "--"]
+        launcher += [sys.executable]
         # exec: the launcher takes the place of the batch shell, so signals for that shell reach it.
         super().__init__(folder=run.logs, python="exec " + shlex.join(launcher))
         self._ranks = ranks
@@ -95,15 +101,39 @@ class LauncherExecutor(submitit.SlurmExecutor):
 
         Raises:
             SlurmRefused: sbatch said no; the error has its words.
+            SlurmUnreachable: sbatch was not answered, and it can't be found out whether the job was taken.
         """
         with _outside_of_jobs():
-            try:
-                return self.submit(function, *args, **kwargs)
-            except submitit.core.utils.FailedJobError as error:
-                answer = " ".join(str(error).replace("sbatch: error:", "").split())
+            return self.submit(function, *args, **kwargs)
+
+    def _submit_command(self, command: str) -> submitit.Job[Any]:
+        try:
+            job: submitit.Job[Any] = super()._submit_command(command)
+            return job
+        except (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError) as error:
+            answer = " ".join(str(error).replace("sbatch: error:", "").split())
+            job_id = self._unheard(answer)
+            if job_id is None:
                 raise SlurmRefused(f"sbatch refused the job: {answer}", command="sbatch", answer=answer) from error
-            except submitit.core.utils.FailedSubmissionError as error:
-                raise SlurmRefused(f"sbatch gave no job id: {error}", command="sbatch", answer=str(error)) from error
+        job = self.job_class(folder=self.folder, job_id=str(job_id), tasks=list(range(self._num_tasks())))
+        for script in self.folder.glob(".submission_file_*.sh"):
+            job.paths.move_temporary_file(script, "submission_file", keep_as_symlink=True)
+        return job
+
+    def _unheard(self, answer: str) -> int | None:
+        """The id of a job that Slurm took although sbatch was not answered, None when it did not."""
+        if not _SILENCE.search(answer):
+            return None
+        mark = str(self.parameters["comment"])
+        try:
+            return find_unheard(SlurmCommands(), mark)
+        except SlurmUnreachable as error:
+            raise SlurmUnreachable(
+                f"Slurm did not answer sbatch, so it is not known whether it took the job. Before you submit again, "
+                f"look for {mark} in: squeue --me -o '%i %T %k'",
+                command="sbatch",
+                answer=answer,
+            ) from error
 
 
 @contextmanager
