@@ -71,7 +71,8 @@ class RunStatus:
         if self.history.ending and self.history.phase == "over" and self.history.ending[0] != "left":
             return self.history.ending[0]
         if self.job.state is JobState.RUNNING:
-            return "starting" if self.history.phase in ("requeued", "submitted") else self.history.phase
+            fresh = self.history.phase in ("requeued", "submitted") and self.job.text != "COMPLETING"
+            return "starting" if fresh else self.history.phase
         if self.job.state is JobState.UNKNOWN:
             return self.history.phase
         return str(self.job.state)
@@ -224,6 +225,9 @@ def _status(
 def _no_job(run: RunDir, submitted: Submitted) -> str:
     if submitted.spec.local:
         return f"a local run is known to submitit only; its output is in {run.logs}"
+    if submitted.comment:
+        look = f"squeue --me -o '%i %T %k' | grep {submitted.comment}"
+        return f"Slurm gave no answer when it was submitted. To see whether it took the job: {look}"
     return "it was not submitted to Slurm"
 
 
@@ -252,6 +256,8 @@ def advise(job_id: str, job: JobNow, history: History) -> tuple[str, ...]:
     if job.state in (JobState.WAITING, JobState.HELD) and job.reason not in ("", "None"):
         reason = job.reason.split(",")[0].strip()
         text = _REASONS.get(reason) or _REASONS.get(reason.replace("_", " "))
+        if text is None and job.state is JobState.HELD:
+            text = "held. To let it go: scontrol release {job}"
         if text is None and reason.startswith(("QOS", "Assoc", "MaxJobs")):
             text = "over a limit of its account or QOS. To see the limits: sacctmgr show assoc user=$USER"
         text = text or "to see what Slurm knows: scontrol show job {job}"

@@ -90,3 +90,18 @@ def test_what_slurm_stopped_counts_as_a_restart_when_it_comes_back() -> None:
     history = fold(writer.entries)
     assert [facts.restart.cause for facts in history.restarts] == [Cause.HOST_SILENT, Cause.TERMINATED]
     assert history.restarts[1].back_s == 4.0
+
+
+def test_entries_of_another_version_or_damaged_ones_are_passed_over() -> None:
+    writer = life()
+    for kind in ("start", "launch", "running", "progress", "monitoring", "end"):
+        writer.write(2, 0, kind)
+    writer.write(2, 0, "restart", cause="a new cause", host_out="n9")
+    writer.write(2, 0, "progress", step="many")
+    writer.write(2, 0, "host out", cause="host lost", host_out="n1", evidence="e")
+    whole = life()
+    whole.write(2, 0, "host out", cause="host lost", host_out="n1", evidence="e")
+    one, other = fold(writer.entries), fold(whole.entries)
+    assert (one.phase, one.step, one.hosts, one.restarts) == (other.phase, other.step, other.hosts, other.restarts)
+    assert [incident.host for incident in one.incidents] == ["n2", "n1"]
+    assert restarts_of_job(writer.entries, "7") == restarts_of_job(whole.entries, "7")

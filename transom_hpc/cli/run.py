@@ -97,13 +97,16 @@ def render(program: tuple[str, ...], **values: Any) -> None:
 
 @click.command(context_settings=_CONTEXT)
 @click.option("--run-dir", help="Run directory. Default: transom-runs/JOBID where sbatch was called.")
+@click.option("--submitted", is_flag=True, hidden=True, help="The run directory was made by transom submit.")
 @click.option("--spares", type=int, default=0, show_default=True, help="How many of the job's nodes stand by.")
 @click.option("--tasks-per-node", type=int, default=1, show_default=True, help="Program processes a node.")
 @click.option("--site", default="default", show_default=True, help="Site config: a name or a path.")
 @click.option("--save-every", type=int, default=100, show_default=True, help="Steps between checkpoints.")
 @click.option("--keep", type=int, default=3, show_default=True, help="Checkpoints to keep.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
-def launch(program: tuple[str, ...], run_dir: str | None, spares: int, site: str, **values: Any) -> None:
+def launch(
+    program: tuple[str, ...], run_dir: str | None, submitted: bool, spares: int, site: str, **values: Any
+) -> None:
     """Supervise PROGRAM inside a Slurm job; batch scripts call this.
 
     Options other than --run-dir count only where the job was not submitted with transom submit.
@@ -117,25 +120,28 @@ def launch(program: tuple[str, ...], run_dir: str | None, spares: int, site: str
 
     job = job_of(os.environ)
     run = RunDir.at(run_dir or Path(os.environ.get("SLURM_SUBMIT_DIR", "."), "transom-runs", str(job.job_id)))
-    if run.spec.exists():
-        submitted = run.submitted()
+    if submitted or run.spec.exists():
+        known = run.submitted()
     else:
         if spares >= len(job.hosts):
             raise UsageError(f"{spares} spares of {len(job.hosts)} nodes leave none for the program")
         spec = JobSpec(nodes=len(job.hosts) - spares, spares=spares, site=site, run_dir=str(run.path), **values)
-        submitted = Submitted(spec, program, str(Path.cwd()), job_id=str(job.job_id))
+        known = Submitted(spec, program, str(Path.cwd()), job_id=str(job.job_id))
         run.create()
-        run.write(submitted)
+        run.write(known)
         register(run)
     launcher = Launcher(
         run,
-        dataclasses.replace(submitted, program=submitted.program or program),
+        dataclasses.replace(known, program=known.program or program),
         job,
-        load_site(submitted.spec.site),
+        load_site(known.spec.site),
         SlurmCommands(ignore_term=True),
         os.environ,
     )
     code = launcher.run()
-    if submitted.submitit and submitted.program:
-        write_result(submitted, job.job_id, launcher.finish)
+    if known.submitit and known.program:
+        try:
+            write_result(known, job.job_id, launcher.finish)
+        except OSError as error:  # the run has ended as it has, whether or not its result can be written
+            click.echo(f"transom: the result for submitit could not be written: {error}", err=True)
     raise SystemExit(code)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timezone
 from typing import Any
 
 from transom_hpc.tol.attempt import Attempt
@@ -85,65 +86,94 @@ def _restart(facts: dict[str, Any]) -> Restart:
     )
 
 
-def fold(entries: Sequence[Entry]) -> History:
-    """Fold a run's entries, in the order that read_journal gives them, into its history."""
-    values: dict[str, Any] = {"phase": "submitted"}
-    jobs: list[str] = []
-    restarts: list[RestartFacts] = []
-    incidents: list[Incident] = []
-    stopped: RestartFacts | None = None
-    for entry in entries:
-        facts = entry.facts
-        attempt = values.get("attempt")
-        values["attempt"] = entry.attempt if attempt is None else max(attempt, entry.attempt)
-        if entry.kind in _PHASES and not (entry.kind == "progress" and values["phase"] == "stopping"):
-            values["phase"] = _PHASES[entry.kind]
-        if entry.kind == "start":
-            values["ending"], values["monitoring"] = None, ""
-            if stopped is not None:  # Slurm ended that life of the job, and this is its next
-                restarts.append(stopped)
-                stopped = None
-            if not jobs or jobs[-1] != str(facts["job_id"]):
-                jobs.append(str(facts["job_id"]))
-        elif entry.kind == "launch":
-            values["hosts"], values["spares"] = tuple(facts["hosts"]), tuple(facts["spares"])
-        elif entry.kind == "running":
-            values["step"] = facts["step"]
-            last = restarts[-1] if restarts else None
-            if last is not None and last.back_s is None:
-                seconds = _seconds(last.time, entry.time)
-                restarts[-1] = RestartFacts(last.attempt, last.time, last.restart, last.step, seconds)
-        elif entry.kind == "progress":
-            values.update(
-                step=facts["step"], step_s=facts.get("step_s"), loss=facts.get("loss"), progress_time=entry.time
-            )
-            values["committed"] = max(values.get("committed", 0), facts.get("committed") or 0)
-        elif entry.kind in ("restart", "stopped"):
-            values["step"] = int(facts.get("step", 0)) or values.get("step", 0)
-            found = RestartFacts(entry.attempt, entry.time, _restart(facts), values["step"], None)
-            if entry.kind == "restart":
-                restarts.append(found)
-            else:
-                stopped = found
-        elif entry.kind == "requeued":
-            values["excluded"] = tuple(facts.get("excluded", ()))
-        elif entry.kind == "monitoring":
-            values["monitoring"] = facts["problem"]
-        elif entry.kind == "end":
-            values["ending"] = (facts["ending"], facts["why"])
-            if facts["why"] == "requeued":
-                values["phase"] = "requeued"
+class _Folding:
+    """A history under way."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {"phase": "submitted"}
+        self.jobs: list[str] = []
+        self.restarts: list[RestartFacts] = []
+        self.incidents: list[Incident] = []
+        self.stopped: RestartFacts | None = None
+
+    def take(self, entry: Entry) -> None:
+        """Take in the next entry.
+
+        Raises:
+            KeyError, TypeError, ValueError: it lacks what its kind has, or was damaged.
+        """
+        facts, values = entry.facts, self.values
         if facts.get("host_out") and entry.kind in ("restart", "host out"):
-            incidents.append(
+            self.incidents.append(
                 Incident(
-                    facts["host_out"],
+                    str(facts["host_out"]),
                     Cause(facts["cause"]),
-                    facts.get("evidence", ""),
-                    datetime.fromisoformat(entry.time),
+                    str(facts.get("evidence", "")),
+                    _when(entry.time),
                     entry.attempt.number,
                 )
             )
-    return History(job_ids=tuple(jobs), restarts=tuple(restarts), incidents=tuple(incidents), **values)
+        match entry.kind:
+            case "start":
+                values["ending"], values["monitoring"] = None, ""
+                if self.stopped is not None:  # Slurm ended that life of the job, and this is its next
+                    self.restarts.append(self.stopped)
+                    self.stopped = None
+                if not self.jobs or self.jobs[-1] != str(facts["job_id"]):
+                    self.jobs.append(str(facts["job_id"]))
+            case "launch":
+                values["hosts"], values["spares"] = tuple(facts["hosts"]), tuple(facts["spares"])
+            case "running":
+                values["step"] = int(facts["step"])
+                last = self.restarts[-1] if self.restarts else None
+                if last is not None and last.back_s is None:
+                    seconds = (_when(entry.time) - _when(last.time)).total_seconds()
+                    self.restarts[-1] = RestartFacts(last.attempt, last.time, last.restart, last.step, seconds)
+            case "progress":
+                values.update(
+                    step=int(facts["step"]),
+                    step_s=facts.get("step_s"),
+                    loss=facts.get("loss"),
+                    progress_time=entry.time,
+                )
+                values["committed"] = max(values.get("committed", 0), facts.get("committed") or 0)
+            case "restart" | "stopped":
+                values["step"] = int(facts.get("step", 0)) or values.get("step", 0)
+                found = RestartFacts(entry.attempt, entry.time, _restart(facts), values["step"], None)
+                if entry.kind == "restart":
+                    self.restarts.append(found)
+                else:
+                    self.stopped = found
+            case "requeued":
+                values["excluded"] = tuple(facts.get("excluded", ()))
+            case "monitoring":
+                values["monitoring"] = facts["problem"]
+            case "end":
+                values["ending"] = (facts["ending"], facts["why"])
+        attempt = values.get("attempt")
+        values["attempt"] = entry.attempt if attempt is None else max(attempt, entry.attempt)
+        if entry.kind == "end" and facts["why"] == "requeued":
+            values["phase"] = "requeued"
+        elif entry.kind in _PHASES and not (entry.kind == "progress" and values["phase"] == "stopping"):
+            values["phase"] = _PHASES[entry.kind]
+
+
+_BROKEN = (KeyError, TypeError, ValueError, AttributeError)
+"""What an entry raises that another version wrote, or that was damaged: it is passed over, the run goes on."""
+
+
+def fold(entries: Sequence[Entry]) -> History:
+    """Fold a run's entries, in the order that read_journal gives them, into its history."""
+    folding = _Folding()
+    for entry in entries:
+        with suppress(*_BROKEN):
+            folding.take(entry)
+    return History(
+        job_ids=tuple(folding.jobs),
+        restarts=tuple(folding.restarts),
+        incidents=tuple(folding.incidents),
+        **folding.values,
+    )
 
 
 def restarts_of_job(entries: Sequence[Entry], job_id: str) -> tuple[Restart, ...]:
@@ -152,11 +182,14 @@ def restarts_of_job(entries: Sequence[Entry], job_id: str) -> tuple[Restart, ...
     counted: list[Restart] = []
     for entry in entries:
         if entry.kind == "start":
-            number = entry.attempt.number if str(entry.facts["job_id"]) == job_id else -1
+            number = entry.attempt.number if str(entry.facts.get("job_id")) == job_id else -1
         elif entry.kind == "restart" and entry.attempt.number == number:
-            counted.append(_restart(entry.facts))
+            with suppress(*_BROKEN):
+                counted.append(_restart(entry.facts))
     return tuple(counted)
 
 
-def _seconds(earlier: str, later: str) -> float:
-    return (datetime.fromisoformat(later) - datetime.fromisoformat(earlier)).total_seconds()
+def _when(text: str) -> datetime:
+    """A time stamp; one without a time zone is UTC."""
+    when = datetime.fromisoformat(text)
+    return when if when.tzinfo else when.replace(tzinfo=timezone.utc)

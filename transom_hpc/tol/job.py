@@ -37,8 +37,15 @@ def job_of(environment: Mapping[str, str]) -> Job:
     """The job that this process runs in.
 
     Raises:
-        LaunchError: it runs in none.
+        LaunchError: it runs in none, or in one that can't be supervised.
     """
+    if environment.get("SLURM_HET_SIZE"):
+        raise LaunchError(
+            "heterogeneous jobs can't be supervised: ask for nodes of one kind"
+        )
+    copies = environment.get("SLURM_STEP_NUM_TASKS", "1")
+    if copies != "1":
+        raise LaunchError(f"srun has started transom launch {copies} times: call it in the batch script, without srun")
     try:
         job_id, text = environment["SLURM_JOB_ID"], environment["SLURM_JOB_NODELIST"]
     except KeyError:
