@@ -40,11 +40,13 @@ class Outcome:
         step: restored step; 0 where there is nothing.
         source: of the proposal that was taken; empty where there is nothing.
         damaged: folders that were passed over since their bytes have changed.
+        left_out: what did not fit and is not taken, on which ranks.
     """
 
     step: int
     source: str
     damaged: tuple[str, ...]
+    left_out: str = ""
 
 
 def proposals(committed: Sequence[tuple[int, Path, str]], held: Sequence[Sequence[tuple[int, str]]]) -> list[Proposal]:
@@ -98,7 +100,7 @@ def agree(
     for number, proposal in enumerate(tries):
         decision = _one(meeting, rank, number, proposal, examine)
         if decision["take"]:
-            return Outcome(proposal.step, proposal.source, tuple(damaged))
+            return Outcome(proposal.step, proposal.source, tuple(damaged), decision["left_out"])
         if decision["unfit"]:
             raise StateError(f"step {proposal.step}: {decision['unfit']}", name=proposal.source, step=proposal.step)
         log.warning("step %d is not restored from %s: %s", proposal.step, proposal.source, decision["why"])
@@ -121,7 +123,7 @@ def _one(
 ) -> dict[str, Any]:
     """One proposal: this rank's finding, and what rank 0 makes of everybody's."""
     if proposal.broken:
-        return {"take": False, "unfit": "", "damaged": True, "why": proposal.broken}
+        return {"take": False, "unfit": "", "damaged": True, "why": proposal.broken, "left_out": ""}
     meeting.tell(f"finding{number}", examine(proposal))
     if rank == 0:
         meeting.tell(f"decision{number}", decide(meeting.hear_all(f"finding{number}")))
@@ -132,13 +134,18 @@ def _one(
 def decide(findings: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """From what each rank found to what all do. Pure."""
     faults = [f"rank {r}: {fault}" for r, f in enumerate(findings) for fault in f["faults"]]
-    unreadable = [f"rank {r}: {f['unreadable']}" for r, f in enumerate(findings) if f["unreadable"]]
-    unfit = [
-        f"rank {r}: {f['unfit']}" if len(findings) > 1 else f["unfit"] for r, f in enumerate(findings) if f["unfit"]
-    ]
+    unreadable, unfit, left_out = (_each([f[kind] for f in findings]) for kind in ("unreadable", "unfit", "left_out"))
     return {
         "take": not (faults or unreadable or unfit),
         "unfit": "" if faults or unreadable else "; ".join(unfit[:4]),
         "damaged": bool(faults),
         "why": "; ".join((faults + unreadable + unfit)[:4]),
+        "left_out": "; ".join(left_out[:4]),
     }
+
+
+def _each(said: Sequence[str]) -> list[str]:
+    """What ranks have to say, with their numbers; without, where all say the same."""
+    if len(set(said)) == 1:
+        return [said[0]] if said[0] else []
+    return [f"rank {rank}: {text}" for rank, text in enumerate(said) if text]

@@ -308,9 +308,9 @@ class Checkpointer:
             self._fence,
             self._files,
         )
-        outcome, left_out = recovery.run(self._meet_to_restore())
-        if left_out:
-            self._warn(f"restored step {outcome.step} without what does not fit: {left_out}")
+        outcome = recovery.run(self._meet_to_restore())
+        if outcome.left_out and self.rank == 0:
+            self._warn(f"restored step {outcome.step} without what does not fit: {outcome.left_out}")
         return outcome.step
 
     def _meet_to_restore(self) -> Meeting:

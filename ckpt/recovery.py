@@ -13,7 +13,7 @@ from transom_hpc.ckpt.agree import Outcome, Proposal, agree, proposals
 from transom_hpc.ckpt.fence import Fence
 from transom_hpc.ckpt.files import Files
 from transom_hpc.ckpt.meeting import Meeting
-from transom_hpc.ckpt.restore import Candidate
+from transom_hpc.ckpt.restore import Candidate, Found
 from transom_hpc.ckpt.shm import Segment
 from transom_hpc.ckpt.slots import Left, Slots
 
@@ -57,23 +57,21 @@ class Recovery:
         self._candidate: Candidate | None = None
         self._taken: list[Segment] = []
 
-    def run(self, meeting: Meeting) -> tuple[Outcome, str]:
+    def run(self, meeting: Meeting) -> Outcome:
         """Restore. All ranks must call it.
 
         Returns:
-            What was agreed, and what did not fit (only without strict).
+            What was agreed.
 
         Raises:
             StateError, CorruptCheckpoint: nothing was touched.
         """
         self._left = self._slots.left()
         held = [(item.step, item.attempt) for item in self._left if item.world_size == self._world_size]
-        left_out = ""
         try:
             outcome = agree(meeting, self._rank, self._propose, held, self._examine)
             if outcome.source and self._candidate is not None:
                 self._candidate.take()
-                left_out = self._candidate.left_out
                 log.info("restored step %d from %s", outcome.step, outcome.source)
         except BaseException as error:
             meeting.give_up(f"{type(error).__name__}: {error}")
@@ -87,7 +85,7 @@ class Recovery:
         meeting.hear("settled", 0)  # no rank may ask for a damaged step's name before it is free
         self._left = []
         self._slots.adopt()
-        return outcome, left_out
+        return outcome
 
     def _room(self, nbytes: int) -> Segment | None:
         self._give_back()
@@ -101,7 +99,7 @@ class Recovery:
 
     def _examine(self, proposal: Proposal) -> dict[str, Any]:
         self._candidate = candidate = Candidate(
-            self._state, self._rank, self._strict, self._unpickle, self._files, self._room
+            self._state, self._rank, self._world_size, self._strict, self._unpickle, self._files, self._room
         )
         for item in self._left:
             if f"memory:{item.attempt}" == proposal.source and item.step == proposal.step:
@@ -109,9 +107,9 @@ class Recovery:
         try:
             found = catalog.read_checkpoint(self._directory / proposal.source, self._files)
         except CorruptCheckpoint as error:
-            return {"faults": [str(error)], "unreadable": "", "unfit": ""}
+            return Found(faults=[str(error)]).to_json()
         except OSError as error:
-            return {"faults": [], "unreadable": str(error), "unfit": ""}
+            return Found(unreadable=str(error)).to_json()
         return candidate.examine_file(found).to_json()
 
     def _propose(self, held: Sequence[Any]) -> list[Proposal]:

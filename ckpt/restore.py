@@ -20,11 +20,11 @@ import numpy as np
 import xxhash
 
 from transom_hpc.base.errors import CorruptCheckpoint, StateError
-from transom_hpc.ckpt import catalog, direct, dtypes, fill, kinds, lanes, staging
+from transom_hpc.ckpt import catalog, direct, dtypes, fill, kinds, lanes, names, staging
 from transom_hpc.ckpt.catalog import Checkpoint, Fault
 from transom_hpc.ckpt.files import Files
 from transom_hpc.ckpt.layout import Entry, blocks
-from transom_hpc.ckpt.manifest import Stored
+from transom_hpc.ckpt.manifest import Manifest, Stored
 from transom_hpc.ckpt.shm import Segment, align
 from transom_hpc.ckpt.state import Leaf
 
@@ -40,11 +40,13 @@ class Found:
         faults: bytes that are not those that were written.
         unreadable: why the file could not be read; empty where it could.
         unfit: why the live state can't take it; empty where it can.
+        left_out: what does not fit and is not taken, where that is allowed.
     """
 
     faults: list[str] = field(default_factory=list)
     unreadable: str = ""
     unfit: str = ""
+    left_out: str = ""
 
     @property
     def good(self) -> bool:
@@ -53,7 +55,7 @@ class Found:
 
     def to_json(self) -> dict[str, Any]:
         """As other ranks read it."""
-        return {"faults": self.faults[:20], "unreadable": self.unreadable, "unfit": self.unfit}
+        return {"faults": self.faults[:20], **{k: getattr(self, k) for k in ("unreadable", "unfit", "left_out")}}
 
 
 class Candidate:
@@ -62,16 +64,25 @@ class Candidate:
     Args:
         state: the live state.
         rank: this rank.
+        world_size: how many there are.
         strict: whether everything must fit.
         unpickle: see Checkpointer.restore.
         room: gives a segment with room for so many bytes; None where there is none.
     """
 
     def __init__(
-        self, state: Any, rank: int, strict: bool, unpickle: bool, files: Files, room: Callable[[int], Segment | None]
+        self,
+        state: Any,
+        rank: int,
+        world_size: int,
+        strict: bool,
+        unpickle: bool,
+        files: Files,
+        room: Callable[[int], Segment | None],
     ) -> None:
         self._state = state
         self._rank = rank
+        self._world_size = world_size
         self._strict = strict
         self._unpickle = unpickle
         self._files = files
@@ -79,7 +90,6 @@ class Candidate:
         self._match: fill.Match | None = None
         self._bytes: dict[str, Callable[[int, int], memoryview]] = {}
         self._later: list[tuple[Path, list[Stored]]] = []
-        self.left_out = ""
 
     def examine_file(self, checkpoint: Checkpoint) -> Found:
         """Read and compare all that this rank needs of a checkpoint. The live state is not touched."""
@@ -88,7 +98,7 @@ class Candidate:
         found = Found()
         try:
             documents = self._documents(checkpoint, mine, found)
-            if found.good and self._fits(documents, {n: i.entry for n, i in stored.items()}, found):
+            if found.good and self._fits(documents, {n: i.entry for n, i in stored.items()}, found, checkpoint):
                 self._read(checkpoint, stored, found)
         except OSError as error:
             found.unreadable = f"{checkpoint.path}: {error}"
@@ -129,17 +139,27 @@ class Candidate:
             return {}
         return {name.partition("/")[2]: json.loads(bytes(data)) for name, data in read.items()}
 
-    def _fits(self, documents: Mapping[str, Any], entries: Mapping[str, Entry], found: Found) -> bool:
+    def _fits(
+        self,
+        documents: Mapping[str, Any],
+        entries: Mapping[str, Entry],
+        found: Found,
+        checkpoint: Checkpoint | None = None,
+    ) -> bool:
         try:
             match = fill.match(documents, entries, self._state, self._unpickle)
         except StateError as error:
             found.unfit = str(error)
             return False
-        problems = match.complain()
+        problems, advice = match.complain(), "strict=False takes what fits"
+        saved = checkpoint.manifest if checkpoint is not None else None
+        if saved is not None and (why := homeless(saved, self._rank, self._world_size, match.missing)):
+            problems = f"{why}; {problems}" if problems else why
+            advice = f"run it on {saved.world_size} ranks; {advice}"
         if problems and self._strict:
-            found.unfit = f"the checkpoint does not fit the state: {problems}; strict=False takes what fits"
+            found.unfit = f"the checkpoint does not fit the state: {problems}; {advice}"
             return False
-        self.left_out = problems
+        found.left_out = problems
         self._match = match
         return True
 
@@ -204,6 +224,29 @@ class Candidate:
             for target in self._match.targets[item.entry.name]:
                 for job in _fill(target, item.entry.name, lambda b, e, room=room: room.data[b:e]):  # type: ignore[misc]
                     job()
+
+
+def homeless(saved: Manifest, rank: int, world_size: int, missing: Sequence[str]) -> str:
+    """What is kept for each rank and can't be given back to as many ranks as there are now. Pure.
+
+    Args:
+        saved: what is in the checkpoint.
+        rank: this rank.
+        world_size: how many there are now.
+        missing: places of this rank's state for which the checkpoint has nothing.
+
+    Returns:
+        The first such part and both numbers of ranks; empty where everything has its place.
+    """
+    own = [item for item in saved.stored if item.rank is not None]
+    sizes = f"the checkpoint is of {saved.world_size} ranks and here are {world_size}"
+    for item in own:
+        if item.rank is not None and item.rank >= world_size:
+            return f"{names.shown(item.entry.name)} of rank {item.rank} has no rank to go to: {sizes}"
+    if own and missing and rank >= saved.world_size:
+        part = missing[0].partition(" (")[0]
+        return f"{part} is kept for each rank, and there is none for rank {rank}: {sizes}"
+    return ""
 
 
 def _transfer(

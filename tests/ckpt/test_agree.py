@@ -9,7 +9,7 @@ from transom_hpc.ckpt.agree import Proposal, decide, proposals
 
 
 def found(**facts: Any) -> dict[str, Any]:
-    return {"faults": [], "unreadable": "", "unfit": "", **facts}
+    return {"faults": [], "unreadable": "", "unfit": "", "left_out": "", **facts}
 
 
 def committed(*steps: int) -> list[tuple[int, Path, str]]:
@@ -47,3 +47,9 @@ def test_unreadable_is_not_damaged() -> None:
 def test_a_state_that_does_not_fit_ends_it_unless_the_bytes_are_bad() -> None:
     assert decide([found(unfit="no"), found()])["unfit"] == "rank 0: no"
     assert decide([found(unfit="no"), found(faults=["x"])])["unfit"] == ""
+
+
+def test_what_all_ranks_say_is_said_once() -> None:
+    assert decide([found(unfit="no"), found(unfit="no")])["unfit"] == "no"
+    assert decide([found(left_out="x"), found(left_out="x")])["left_out"] == "x"
+    assert decide([found(), found(left_out="x"), found(left_out="x")])["left_out"] == "rank 1: x; rank 2: x"

@@ -233,6 +233,47 @@ def test_more_ranks_than_saved(ranks: Any, directory: Path) -> None:
     assert "own" in again.errors[1]
 
 
+def test_fewer_ranks_do_not_drop_what_ranks_had_of_their_own(ranks: Any, directory: Path) -> None:
+    assert ranks("resized", 3, "A1", directory=directory, own=True).codes == [0, 0, 0]
+    refused = ranks("resized", 2, "A2", directory=directory, own=True)
+    for said in refused.said:
+        assert said["error"] == (
+            "step 2: the checkpoint does not fit the state: own of rank 2 has no rank to go to: the checkpoint is of 3 "
+            "ranks and here are 2; run it on 3 ranks; strict=False takes what fits"
+        )
+    taken = ranks("resized", 2, "A3", directory=directory, own=True, strict=False)
+    assert [said["own"] for said in taken.said] == [10.0, 11.0]
+    assert [said["same"] for said in taken.said] == [5.0, 5.0]
+    (warning,) = taken.said[0]["said"]
+    assert "restored step 2 without what does not fit: own of rank 2 has no rank to go to" in warning
+    assert taken.said[1]["said"] == []
+
+
+def test_more_ranks_than_had_something_of_their_own(ranks: Any, directory: Path) -> None:
+    assert ranks("resized", 2, "A1", directory=directory, own=True).codes == [0, 0]
+    refused = ranks("resized", 3, "A2", directory=directory, own=True)
+    for said in refused.said:
+        assert (
+            "rank 2: the checkpoint does not fit the state: own is kept for each rank, and there is none for rank 2: "
+            "the checkpoint is of 2 ranks and here are 3; not in the checkpoint: own"
+        ) in said["error"]
+        assert "run it on 2 ranks; strict=False takes what fits" in said["error"]
+    taken = ranks("resized", 3, "A3", directory=directory, own=True, strict=False)
+    assert [said["own"] for said in taken.said] == [10.0, 11.0, 2.0]
+    assert [len(said["said"]) for said in taken.said] == [1, 0, 0]
+    assert "rank 2: own is kept for each rank" in taken.said[0]["said"][0]
+
+
+def test_what_all_ranks_share_fits_any_number_of_them(ranks: Any, directory: Path) -> None:
+    """Also what rank 0 alone has, since there is always a rank 0."""
+    assert ranks("resized", 2, "A1", directory=directory, own=False).codes == [0, 0]
+    for attempt, count in (("A2", 3), ("A3", 1)):
+        again = ranks("resized", count, attempt, directory=directory, own=False)
+        assert [said["start"] for said in again.said] == [2] * count
+        assert [said["same"] for said in again.said] == [5.0] * count
+        assert all(said["said"] == [] for said in again.said)
+
+
 def test_memory_of_a_program_that_died(ranks: Any, directory: Path) -> None:
     died = ranks("dies", 2, "A1", directory=directory)
     assert died.codes == [-9, -9], died.errors

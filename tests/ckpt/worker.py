@@ -23,7 +23,7 @@ import torch.distributed as dist
 import xxhash
 
 import transom_hpc.ckpt.checkpointer  # noqa: F401  (loaded before the fork)
-from transom_hpc.base.errors import SaveError
+from transom_hpc.base.errors import SaveError, StateError
 from transom_hpc.ckpt import Checkpointer, rng_state
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -94,6 +94,28 @@ def arrays(facts: dict[str, Any]) -> Any:
             ckpt.step(step + 1, state)
         ckpt.wait()
     return {"start": start, "same": float(state["same"][5]), "own": state["own"].tolist()[:1]}
+
+
+def resized(facts: dict[str, Any]) -> Any:
+    """Restore, and save step 2 where there is nothing; `own` says whether ranks have something of their own."""
+    state = {"same": np.zeros(1000), "logger": {"lines": RANK}}
+    if facts["own"]:
+        state["own"] = np.full(100, float(RANK))
+    if RANK:
+        del state["logger"]
+    with warnings.catch_warnings(record=True) as said, make(facts) as ckpt:
+        warnings.simplefilter("always")
+        try:
+            start = ckpt.restore(state, strict=facts.get("strict", True))
+        except StateError as error:
+            return {"error": str(error)}
+        if start == 0:
+            state["same"] += 5
+            if facts["own"]:
+                state["own"] += 10
+            ckpt.save(2, state, block=True)
+    own = float(state["own"][99]) if facts["own"] else None
+    return {"start": start, "same": float(state["same"][9]), "own": own, "said": [str(w.message) for w in said]}
 
 
 def faulty(facts: dict[str, Any]) -> Any:
