@@ -11,6 +11,8 @@ from click.testing import CliRunner, Result
 
 from transom_hpc.ckpt import Checkpointer, read_checkpoint
 from transom_hpc.cli.ckpt import ckpt
+from transom_hpc.tol.rundir import RunDir, register
+from transom_hpc.tol.spec import JobSpec, Submitted
 
 
 def call(*arguments: str | Path, text: str | None = None) -> Result:
@@ -95,6 +97,14 @@ def test_rm(run: Path) -> None:
 def test_a_newest_that_is_damaged_can_go(run: Path) -> None:
     (run / "checkpoints" / "step-000000020" / "manifest.json").unlink()
     assert call("rm", run, "20", "--yes").exit_code == 0
+
+
+def test_by_job_id(run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    RunDir(run).write(Submitted(JobSpec(), ("true",), "/", job_id="7012"))
+    register(RunDir(run))
+    assert call("ls", "7012").output == call("ls", run).output
+    assert "no run with job id 7013" in str(call("ls", "7013").exception)
 
 
 def test_nothing_there(tmp_path: Path) -> None:

@@ -23,12 +23,16 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def ckpt() -> None:
     """Checkpoints of a run: list, show, verify, remove.
 
-    RUN is a run directory, or the folder that holds the step-* folders.
+    RUN is a run directory, the id of its job, or the folder that holds the step-* folders.
     """
 
 
 def _directory(run: Path) -> Path:
     """The folder with the step-* folders."""
+    if str(run).isdigit() and not run.exists():
+        from transom_hpc.status import find
+
+        run = find(str(run))[0].path
     inner = run / "checkpoints"
     directory = inner if inner.is_dir() else run
     if not directory.is_dir():
