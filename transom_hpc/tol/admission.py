@@ -64,6 +64,4 @@ def why_no_requeue(job: Job, slurm: Slurm) -> str:
         return ""
     except SlurmError as error:
         return f"Slurm can't be asked to requeue ({error})"
-    if not facts.batch_host:
-        return "the job is no batch job (salloc, or srun alone)"
     return "" if facts.requeue else "the job was submitted with --no-requeue"

@@ -40,9 +40,7 @@ def job_of(environment: Mapping[str, str]) -> Job:
         LaunchError: it runs in none, or in one that can't be supervised.
     """
     if environment.get("SLURM_HET_SIZE"):
-        raise LaunchError(
-            "heterogeneous jobs can't be supervised: ask for nodes of one kind"
-        )
+        raise LaunchError("heterogeneous jobs can't be supervised: ask for nodes of one kind")
     copies = environment.get("SLURM_STEP_NUM_TASKS", "1")
     if copies != "1":
         raise LaunchError(f"srun has started transom launch {copies} times: call it in the batch script, without srun")
@@ -55,5 +53,5 @@ def job_of(environment: Mapping[str, str]) -> Job:
     hosts = tuple(expand_hosts(text))
     home = environment.get("SLURMD_NODENAME") or os.uname().nodename.split(".")[0]
     if home not in hosts:
-        raise LaunchError(f"this host, {home}, is not one of the job's ({text})", job=job_id)
+        raise LaunchError(f"this host, {home}, is not one of the job's ({text}): call it on one of them", job=job_id)
     return Job(int(job_id), int(environment.get("SLURM_RESTART_COUNT", "0")), hosts, home)
