@@ -44,15 +44,16 @@ def test_a_torn_last_line_is_left_out_and_harms_no_later_one(tmp_path: Path, cut
     assert [entry.kind for entry in read_journal(tmp_path) if entry.kind != "running"] == ["launch", "end"]
 
 
-@pytest.mark.parametrize("room", [0, 30])
-def test_a_line_that_finds_no_room_is_written_with_the_next(tmp_path: Path, room: int) -> None:
+@pytest.mark.parametrize("rooms", [(0, 0), (30, 30), (30, 150)])
+def test_a_line_that_finds_no_room_is_written_with_the_next(tmp_path: Path, rooms: tuple[int, int]) -> None:
     journal = Journal(tmp_path, 1, "n1")
     journal.append(Attempt(1, 1), "launch", hosts=["n1"])
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (journal.path.stat().st_size + room, before[1]))
+    size = journal.path.stat().st_size
     try:
-        for step in (12, 13):
+        for step, room in zip((12, 13), rooms, strict=True):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size + room, before[1]))
             with pytest.raises(OSError, match="File too large"):
                 journal.append(Attempt(1, 1), "running", step=step)
     finally:
