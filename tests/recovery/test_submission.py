@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import transom_hpc
+
 from .conftest import PYTHON, Runs
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(200)]
@@ -208,3 +210,21 @@ def test_status_without_slurm(runs: Runs) -> None:
     facts = json.loads(answer.stdout)
     assert (facts["phase"], facts["job_state"]) == ("ended well", "unknown")
     assert "no Slurm on this machine" in facts["advice"][0]
+
+
+@pytest.mark.parametrize(("flags", "tasks"), [(["-N", "1", "-n", "3"], 3), (["-N", "1", "--ntasks-per-node=2"], 2)])
+def test_template_with_several_tasks(runs: Runs, flags: list[str], tasks: int) -> None:
+    template = Path(transom_hpc.__file__).parent / "sbatch_templates" / "train.sbatch"
+    program = [sys.executable, "-c", "import os; print('RANK', os.environ['RANK'], flush=True)"]
+    log = runs.folder / "log"
+    sbatch = ["env", "TRANSOM_SITE=lab", "sbatch", "--wait", f"--output={log}", *flags, str(template), *program]
+    runs.lab.run("login", sbatch, cwd=runs.folder)
+    assert log.read_text().count("RANK") == tasks
+
+
+def test_template_with_tasks_that_do_not_fit(runs: Runs) -> None:
+    template = Path(transom_hpc.__file__).parent / "sbatch_templates" / "train.sbatch"
+    log = runs.folder / "log"
+    sbatch = ["sbatch", "--wait", f"--output={log}", "-N", "2", "-n", "3", str(template), "true"]
+    assert runs.lab.run("login", sbatch, cwd=runs.folder, check=False).returncode == 2
+    assert "3 tasks can't be spread evenly over 2 nodes: ask with --ntasks-per-node" in log.read_text()

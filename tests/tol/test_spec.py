@@ -25,7 +25,9 @@ from transom_hpc.tol.spec import JobSpec, Submitted
         ({"exclude": "n[1-"}, r"n\[1-"),
         ({"name": "a b"}, "name 'a b'"),
         ({"site": None}, "site must be a text"),
-        ({"hang_after_s": 0}, "hang_after_s must be more than 0"),
+        ({"hang_after_s": 0}, "hang_after_s must be a number of seconds, more than 0"),
+        ({"start_deadline_s": float("inf")}, "start_deadline_s must be a number of seconds, more than 0, not inf"),
+        ({"start_deadline_s": float("nan")}, "start_deadline_s must be a number of seconds"),
         ({"local": True, "nodes": 2}, "local runs have one node"),
     ],
 )

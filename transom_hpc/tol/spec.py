@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,8 +79,8 @@ class JobSpec:
             raise SpecError(f"name {self.name!r}: use letters, digits and . _ + - only", field="name")
         for name in ("start_deadline_s", "hang_after_s"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise SpecError(f"{name} must be more than 0 seconds, not {value!r}", field=name)
+            if value is not None and not 0 < value < math.inf:
+                raise SpecError(f"{name} must be a number of seconds, more than 0, not {value!r}", field=name)
         if self.local and (self.nodes > 1 or self.spares):
             raise SpecError("local runs have one node and no spares: leave out nodes and spares", field="local")
 
