@@ -64,6 +64,11 @@ def end_program(attempt: str, exclude_pids: Collection[int] = (), deadline_s: fl
         time.sleep(0.05)
 
 
+def program_pids(attempt: str) -> list[int]:
+    """This user's processes on this host that belong to an attempt, in order; this one is not among them."""
+    return sorted(pid for pid in _own_pids() - {os.getpid()} if _belongs(pid, attempt))
+
+
 def _own_pids() -> set[int]:
     uid = os.getuid()
     found = set()
@@ -84,8 +89,7 @@ def _kill_if_of(pid: int, attempt: str) -> bool:
     except OSError:  # gone meanwhile
         return False
     try:
-        entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")  # empty for a zombie
-        if f"{_MARK}={attempt}".encode() not in entries:
+        if not _belongs(pid, attempt):
             return False
         signal.pidfd_send_signal(handle, signal.SIGKILL)
         return True
@@ -93,3 +97,11 @@ def _kill_if_of(pid: int, attempt: str) -> bool:
         return False
     finally:
         os.close(handle)
+
+
+def _belongs(pid: int, attempt: str) -> bool:
+    try:
+        entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")  # empty for a zombie
+    except OSError:  # gone meanwhile, or not ours to read
+        return False
+    return f"{_MARK}={attempt}".encode() in entries

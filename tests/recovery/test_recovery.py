@@ -180,6 +180,27 @@ def test_nothing_outlives_the_job(runs: Runs) -> None:
     assert [path.name for path in (run.path / "checkpoints").glob(".*") if path.name != ".attempt"] == []
 
 
+def test_nothing_outlives_a_cancelled_job(runs: Runs) -> None:
+    run = runs.heat("--nodes", "3", "--save-every", "20", steps=1000)
+    run.wait_saved(20)
+    runs.lab.run("login", ["scancel", str(run.job_id)])
+    for host in ("n1", "n2", "n3"):
+        run.wait(f"{host} clean", lambda h=host: runs.lab.run(h, ["ls", "-A", "/dev/shm"]).stdout == "", 15)
+        assert heat_pids(runs, host) == []
+
+
+def test_what_a_killed_job_left_is_reclaimed_by_the_next(runs: Runs) -> None:
+    killed = runs.heat("--nodes", "1", "--save-every", "20", steps=1000)
+    killed.wait_saved(20)
+    runs.lab.run("login", ["scancel", "--signal=KILL", "--full", str(killed.job_id)])
+    killed.wait("its end", lambda: killed.slurm()["JobState"] not in ("RUNNING", "COMPLETING"), 30)
+    folder = f"/dev/shm/transom-{uid(runs)}-{killed.job_id}"
+    runs.lab.run("n1", ["mkdir", "-p", folder])  # whether or not it was left this time
+    after = runs.submit("--nodes", "1", program=["sleep", "20"])
+    after.wait_entry("monitoring")
+    after.wait("reclaimed", lambda: runs.lab.run("n1", ["test", "!", "-e", folder], check=False).returncode == 0, 10)
+
+
 def heat_pids(runs: Runs, host: str) -> list[str]:
     """Processes of the program on a host."""
     return runs.lab.run(host, ["pgrep", "-f", "heat_mpi.py --steps"], check=False).stdout.split()

@@ -115,6 +115,7 @@ def launch(
     from transom_hpc.slurm.site import load_site
     from transom_hpc.tol.job import job_of
     from transom_hpc.tol.launcher import Launcher
+    from transom_hpc.tol.leftovers import live_jobs
     from transom_hpc.tol.result import write_result
     from transom_hpc.tol.rundir import RunDir, register
 
@@ -130,13 +131,14 @@ def launch(
         run.create()
         run.write(known)
         register(run)
+    slurm = SlurmCommands(ignore_term=True)
     launcher = Launcher(
         run,
         dataclasses.replace(known, program=known.program or program),
         job,
         load_site(known.spec.site),
-        SlurmCommands(ignore_term=True),
-        os.environ,
+        slurm,
+        {**os.environ, "TRANSOM_LIVE_JOBS": live_jobs(slurm)},
     )
     code = launcher.run()
     if known.submitit and known.program:

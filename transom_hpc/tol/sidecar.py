@@ -17,8 +17,8 @@ from typing import Any
 from transom_hpc.base.clock import SystemClock
 from transom_hpc.base.errors import RunDirError, SlurmError
 from transom_hpc.monitors.exchange import MpiExchange, leave
-from transom_hpc.monitors.processes import end_program
-from transom_hpc.monitors.sidecar import Sidecar, SidecarConfig, SidecarHooks
+from transom_hpc.monitors.processes import end_program, program_pids
+from transom_hpc.monitors.sidecar import EXIT_LEFT, Sidecar, SidecarConfig, SidecarHooks
 from transom_hpc.slurm.commands import SlurmCommands
 from transom_hpc.tol.attempt import Attempt
 from transom_hpc.tol.causes import Cause, tries_left
@@ -26,6 +26,8 @@ from transom_hpc.tol.diary import Diary
 from transom_hpc.tol.history import restarts_of_job
 from transom_hpc.tol.job import Job
 from transom_hpc.tol.journal import Journal
+from transom_hpc.tol.leftovers import give_back, reclaim
+from transom_hpc.tol.leftovers import reclaim
 from transom_hpc.tol.requeueing import requeue_job
 from transom_hpc.tol.rundir import RunDir
 
@@ -127,11 +129,16 @@ def main() -> None:
         ping_s=given.period / 4,
         silent_after_s=given.period * given.silent_periods,
     )
+    reclaim(job.job_id)
     exchange = MpiExchange()
     if exchange.size != len(hosts):
         print(f"transom: MPI sees {exchange.size} of {len(hosts)} ranks", file=sys.stderr, flush=True)
         leave(EXIT_NO_MPI)
-    leave(Sidecar(config, SidecarHooks(survivor.isolated, survivor.orphaned), exchange).run())
+    reclaim(shm.parent, job.job_id, os.environ.get("TRANSOM_LIVE_JOBS", ""))
+    code = Sidecar(config, SidecarHooks(survivor.isolated, survivor.orphaned), exchange).run()
+    if code == EXIT_LEFT:  # the launcher ends us by SIGKILL: a request to leave comes from Slurm, which ends the job
+        give_back(shm, lambda: program_pids(str(given.attempt)))
+    leave(code)
 
 
 if __name__ == "__main__":
