@@ -103,7 +103,8 @@ def agree(
             return Outcome(proposal.step, proposal.source, tuple(damaged), decision["left_out"])
         if decision["unfit"]:
             raise StateError(f"step {proposal.step}: {decision['unfit']}", name=proposal.source, step=proposal.step)
-        log.warning("step %d is not restored from %s: %s", proposal.step, proposal.source, decision["why"])
+        if rank == 0:
+            log.warning("step %d is not restored from %s: %s", proposal.step, proposal.source, decision["why"])
         reasons.append(f"{proposal.source}: {decision['why']}")
         if decision["damaged"] and not proposal.source.startswith("memory:"):
             damaged.append(proposal.source)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import warnings
@@ -13,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from transom_hpc.base.clock import Clock, SystemClock
 from transom_hpc.base.errors import SaveError, StateError, UsageError
-from transom_hpc.ckpt import catalog, commit, fence, housekeeping, kinds, shm
+from transom_hpc.ckpt import catalog, commit, fence, h5file, housekeeping, kinds, shm
 from transom_hpc.ckpt import state as states
 from transom_hpc.ckpt.commit import Job
 from transom_hpc.ckpt.direct import DirectWriter
 from transom_hpc.ckpt.files import Files
-from transom_hpc.ckpt.meeting import Alone, FileMeeting, LeftOut, Meeting
+from transom_hpc.ckpt.meeting import Abandoned, Alone, FileMeeting, LeftOut, Meeting
 from transom_hpc.ckpt.recovery import Recovery
 from transom_hpc.ckpt.retention import Keep
 from transom_hpc.ckpt.saver import Saver
@@ -110,6 +111,7 @@ class Checkpointer:
         self._hooks: weakref.WeakKeyDictionary[torch.optim.Optimizer, Any] = weakref.WeakKeyDictionary()
         self._listed = False
         self._prepared = False
+        self._h5py_loaded = False
         self._said: set[str] = set()
         self._closed = False
         self._finalizer = weakref.finalize(self, _finish, self._saver, self._slots, self._folder, os.getpid())
@@ -150,11 +152,20 @@ class Checkpointer:
     def _prepare(self, state: Any) -> None:
         """The first step has made the optimizer's state, so the size of a save is known, long before one is due."""
         self._prepared = True
+        self._load_h5py()
         try:
             walked = states.walk(state)
         except StateError:
             return  # the save will say so
         self._saver.prepare(walked.leaves + states.documents(walked.structure))
+
+    def _load_h5py(self) -> None:
+        if self.rank == 0 and not self._h5py_loaded:
+            self._h5py_loaded = True
+            h5file.load()
+            # h5py takes itself apart when the interpreter ends. The last save, of a program that does not close, comes
+            # before: what is registered last is called first.
+            atexit.register(self._finalizer)
 
     def save(self, step: int, state: Any, block: bool = False, metrics: Mapping[str, float] | None = None) -> bool:
         """Save a state in the background. All ranks must call it for the same steps.
@@ -178,13 +189,14 @@ class Checkpointer:
         """
         self._open()
         self._report()
+        self._load_h5py()
         number = _step_number(step)
         if block:
             self._saver.idle()
         newest = self._saver.newest
         if newest is not None and newest.job.step == number and newest.error is None:
             return False  # under way already
-        figures = _figures(metrics)
+        figures = _figures(metrics) if self.rank == 0 else {}  # rank 0 keeps them
         serial = self._next_serial()
         job = Job(self.directory, number, serial, self.rank, self.world_size, self.attempt, figures, self._deadline_s)
         try:
@@ -200,7 +212,7 @@ class Checkpointer:
         if save is None:
             why = f"step {number} was left out: the two saves before it are still being written; save less often"
             self._give_up(job, why, True)
-            self._warn(why)
+            self._warn(why, by_all=True)  # rank 0 has no slot either, or hears that this one has none
             return False
         for optimizer in walked.optimizers:
             if optimizer not in self._hooks:
@@ -265,8 +277,11 @@ class Checkpointer:
         for handle in self._hooks.values():
             handle.remove()
         self._saver.close(timeout_s)
-        self._finalizer()
-        self._report()
+        try:
+            self._report()
+        finally:
+            self._finalizer()
+            atexit.unregister(self._finalizer)
 
     def __enter__(self) -> Self:
         return self
@@ -309,8 +324,8 @@ class Checkpointer:
             self._files,
         )
         outcome = recovery.run(self._meet_to_restore())
-        if outcome.left_out and self.rank == 0:
-            self._warn(f"restored step {outcome.step} without what does not fit: {outcome.left_out}")
+        if outcome.left_out:
+            self._warn(f"restored step {outcome.step} without what does not fit: {outcome.left_out}", by_all=True)
         return outcome.step
 
     def _meet_to_restore(self) -> Meeting:
@@ -353,7 +368,7 @@ class Checkpointer:
             error = self._as_save_error(save.job, save.error)
             if self._policy == "raise" and not isinstance(save.error, LeftOut):
                 raise error from save.error
-            self._warn(str(error))
+            self._warn(str(error), by_all=isinstance(save.error, Abandoned))  # whose fault it is says so, and rank 0
 
     def _say_once(self, message: str) -> None:
         """Say something once."""
@@ -361,9 +376,12 @@ class Checkpointer:
             self._said.add(message)
             self._warn(message)
 
-    def _warn(self, message: str) -> None:
-        log.warning("%s", message)
-        warnings.warn(message, SaveWarning, stacklevel=3)
+    def _warn(self, message: str, by_all: bool = False) -> None:
+        """Warn the program's user, once: not through the log as well, and not by every rank where all say the same."""
+        if by_all and self.rank:
+            log.info("%s", message)
+        else:
+            warnings.warn(message, SaveWarning, stacklevel=3)
 
 
 def _before_step(owner: weakref.ref[Saver]) -> Callable[..., None]:
@@ -383,6 +401,8 @@ def _finish(saver: Saver, slots: Slots, folder: shm.Folder, owner: int) -> None:
         return  # a forked child, such as a data loader's worker: all this is its parent's
     try:
         saver.close(AT_EXIT_S)
+        for save in saver.failed:  # there is no next call to tell it
+            log.error("step %d was not saved: %s", save.job.step, save.error)
     finally:
         slots.close()
         folder.close()

@@ -6,6 +6,7 @@ written; who writes the bytes is elsewhere (direct). Restoring does not need thi
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -42,6 +43,12 @@ def _h5py() -> Any:
     import h5py
 
     return h5py
+
+
+def load() -> None:
+    """Load h5py, if it is there, so that no thread does it while the interpreter ends: that is a segmentation fault."""
+    with contextlib.suppress(ImportError):  # the save will say so
+        _h5py()
 
 
 def lay_out(

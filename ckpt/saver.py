@@ -174,7 +174,7 @@ class Saver:
         except BaseException as error:  # kept for the next call, which reports it by policy
             save.error = error
             self.failed.append(save)
-            log.error("step %d was not saved: %s", save.job.step, error)
+            log.info("step %d was not saved: %s", save.job.step, error)
         finally:
             self._let_go(save)
             save.done.set()

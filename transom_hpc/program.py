@@ -147,10 +147,9 @@ class Checkpointer(ckpt.Checkpointer):
             self._agreement_sought = True
             self._agreement = find_agreement(self.world_size)
             if self._agreement is None and self._stop_file is not None:
-                warnings.warn(
+                self._warn_for_all(
                     "the ranks have no common torch.distributed or mpi4py: a request to stop can't be agreed on, "
-                    "so the run goes on from its last checkpoint instead of saving first",
-                    stacklevel=2,
+                    "so the run goes on from its last checkpoint instead of saving first"
                 )
                 self._hand_signals_back()
         self._check_signals()
@@ -173,12 +172,16 @@ class Checkpointer(ckpt.Checkpointer):
         for number in self._handlers:
             if signal.getsignal(number) != self._on_signal:
                 del self._handlers[number]
-                warnings.warn(
+                self._warn_for_all(
                     f"{signal.Signals(number).name} is handled by somebody else now, so a signal from Slurm no longer "
-                    "asks this program to save; choose another with `signal` in the site config",
-                    stacklevel=3,
+                    "asks this program to save; choose another with `signal` in the site config"
                 )
                 return
+
+    def _warn_for_all(self, message: str) -> None:
+        """Warn of what is the same on all ranks: rank 0 says it."""
+        if self.rank == 0:
+            warnings.warn(message, stacklevel=4)
 
     def _leave(self, step: int, state: Any) -> None:
         self._say("stopping")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import subprocess
 import sys
 import time
 import warnings
@@ -186,6 +187,43 @@ def test_policy_warn_goes_on(directory: Path) -> None:
         with pytest.warns(SaveWarning, match="step 1 was not saved"):
             ckpt.step(2, state_at(2))
         assert ckpt.wait()
+
+
+def test_what_failed_is_said_once(ranks: Any, directory: Path) -> None:
+    """By the rank that has the reason and by rank 0, and not through the log as well."""
+    done = ranks("warned", 4, "A1", directory=directory, rank=2, on_save_error="warn")
+    assert done.codes == [0] * 4, done.errors
+    assert [len(said) for said in done.said] == [1, 0, 1, 0], done.said
+    assert "rank 2 gave up: OSError: [Errno 28] No space left" in done.said[0][0]
+    assert "step 2 was not saved: [Errno 28] No space left" in done.said[2][0]
+    assert "the figure loss='none' is no number" in done.errors[0]
+    assert [error for error in done.errors[1:] if error] == []
+
+
+END = """
+import sys, torch
+sys.path.insert(0, sys.argv[2])
+from worker import Faulty, Full
+from transom_hpc.ckpt import Checkpointer
+ckpt = Checkpointer(sys.argv[1], files={"full": Full, "fine": Faulty}[sys.argv[3]]())
+ckpt.save(2, {"x": torch.ones(3)})
+"""
+
+
+@pytest.mark.parametrize("disk", ["full", "fine"])
+def test_a_program_that_ends_in_its_first_save(directory: Path, disk: str) -> None:
+    """The save is finished while the interpreter ends; where it fails, that is told, though nobody asks any more."""
+    done = subprocess.run(
+        [sys.executable, "-c", END, str(directory), str(Path(__file__).parent), disk],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert [c.step for c in list_checkpoints(directory)] == ([2] if disk == "fine" else [])
+    told = "step 2 was not saved: [Errno 28] No space left on device"
+    assert done.stderr.splitlines() == ([told] if disk == "full" else [])
 
 
 def test_a_disk_that_is_too_small_is_refused_before_anything_is_written(directory: Path) -> None:

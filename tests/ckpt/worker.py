@@ -7,7 +7,9 @@ with the exit status as Popen gives it, "kill PID" sends SIGKILL.
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
 import os
 import signal
 import sys
@@ -155,6 +157,25 @@ class Deaf(Faulty):
         while self.deaf:
             time.sleep(0.05)
         return super().pwrite(fd, data, offset)
+
+
+class Full(Faulty):
+    """Has no room for data."""
+
+    def fsync(self, fd: int) -> None:  # noqa: ARG002
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def warned(facts: dict[str, Any]) -> Any:
+    """Step 2 fails on one rank; tell the warnings that each gives. The log goes to standard error."""
+    logging.basicConfig(level=logging.WARNING)
+    hand = Full() if facts["rank"] == RANK else Faulty()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        with make(facts, files=hand) as ckpt:
+            ckpt.save(2, {"own": torch.full((1000,), RANK)}, metrics={"loss": "none"})  # type: ignore[dict-item]
+            ckpt.wait()
+    return [str(w.message) for w in said]
 
 
 def dies(facts: dict[str, Any]) -> Any:
