@@ -1,6 +1,6 @@
-"""Shared memory that dead jobs of ours have left on this host: those that were killed before they could give it back.
+"""Shared memory of jobs that have ended: given back by a job that Slurm ends, and what killed ones left on this host.
 
-Never touches a folder of another user, or of a job that still has a process here.
+Never touches a folder of another user, or of a job that lives.
 """
 
 from __future__ import annotations
@@ -10,18 +10,39 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
-ROOT = Path("/dev/shm")
+from transom_hpc.base.errors import SlurmError
+from transom_hpc.slurm.commands import Slurm
 
 
-def reclaim(job_id: int, root: Path = ROOT) -> list[Path]:
-    """Remove the folders of my other jobs that have no process on this host.
+def live_jobs(slurm: Slurm) -> str:
+    """My jobs in the queue, separated by commas; "" when Slurm does not answer."""
+    try:
+        return ",".join(str(row.job_id) for row in slurm.queue())
+    except SlurmError:
+        return ""
+
+
+def give_back(shm: Path, pids: Callable[[], Collection[int]], patience_s: float = 30.0) -> None:
+    """Remove a job's folder as soon as its program has ended here, or leave it to `reclaim` after so many seconds."""
+    until = time.monotonic() + patience_s
+    while pids():
+        if time.monotonic() >= until:
+            return
+        time.sleep(0.1)
+    shutil.rmtree(shm, ignore_errors=True)
+
+
+def reclaim(root: Path, job_id: int, live: str) -> list[Path]:
+    """Remove the folders of my jobs that have ended.
 
     Args:
+        root: where the folders are: /dev/shm.
         job_id: this job, whose folder stays.
-        root: where the folders are.
+        live: what `live_jobs` found; "": only jobs without a process on this host have ended for certain.
 
     Returns:
         What was removed.
@@ -30,8 +51,7 @@ def reclaim(job_id: int, root: Path = ROOT) -> list[Path]:
     removed = []
     try:
         found = {int(match[1]): path for path in root.iterdir() if (match := form.fullmatch(path.name))}
-        found.pop(job_id, None)
-        for alive in _jobs_here() if found else ():
+        for alive in (job_id, *map(int, filter(None, live.split(","))), *(_jobs_here() if found else ())):
             found.pop(alive, None)
     except OSError:  # what can't be found out is left alone
         return []

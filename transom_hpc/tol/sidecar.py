@@ -27,7 +27,6 @@ from transom_hpc.tol.history import restarts_of_job
 from transom_hpc.tol.job import Job
 from transom_hpc.tol.journal import Journal
 from transom_hpc.tol.leftovers import give_back, reclaim
-from transom_hpc.tol.leftovers import reclaim
 from transom_hpc.tol.requeueing import requeue_job
 from transom_hpc.tol.rundir import RunDir
 
@@ -129,7 +128,6 @@ def main() -> None:
         ping_s=given.period / 4,
         silent_after_s=given.period * given.silent_periods,
     )
-    reclaim(job.job_id)
     exchange = MpiExchange()
     if exchange.size != len(hosts):
         print(f"transom: MPI sees {exchange.size} of {len(hosts)} ranks", file=sys.stderr, flush=True)
