@@ -18,7 +18,7 @@ from transom_hpc.ckpt.direct import Writer, pieces
 from transom_hpc.ckpt.fence import Fence
 from transom_hpc.ckpt.files import Files
 from transom_hpc.ckpt.layout import Plan, plan
-from transom_hpc.ckpt.meeting import Abandoned, Alone, FileMeeting, LeftOut, Meeting
+from transom_hpc.ckpt.meeting import Abandoned, Alone, FileMeeting, Meeting
 from transom_hpc.ckpt.staging import Source
 
 DATA_FILE = "data-00000.h5"
@@ -102,10 +102,13 @@ def commit(job: Job, source: Source, writer: Writer, blanks: Blanks, fence: Fenc
             return _alone(job, source, writer, blanks, fence, files, clock)
         return _together(job, source, writer, blanks, fence, files, clock, meeting)
     except BaseException as error:
+        first = None
         try:
             if isinstance(error, Abandoned) and is_committed(job, files):
                 return 0
-            meeting.give_up(f"{type(error).__name__}: {error}", isinstance(error, LeftOut))
+            first = meeting.given_up() if isinstance(error, OSError) else None
+            if first is None and not isinstance(error, Abandoned):
+                meeting.give_up(f"{type(error).__name__}: {error}")
             if job.rank == 0:
                 # The space back at once; what the others still read goes with the next save.
                 files.remove(job.temporary / DATA_FILE)
@@ -113,6 +116,8 @@ def commit(job: Job, source: Source, writer: Writer, blanks: Blanks, fence: Fenc
                     files.remove(job.temporary)
         except OSError:
             pass  # the file system that failed us may fail here too; the next start cleans up
+        if first is not None:  # where another rank gave up before, rank 0 has taken the file from under our hands
+            raise first from error
         raise
 
 

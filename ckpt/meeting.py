@@ -55,6 +55,9 @@ class Meeting(Protocol):
     def give_up(self, reason: str, left_out: bool = False) -> None:
         """Tell the others not to wait; `left_out` where nothing has failed."""
 
+    def given_up(self) -> Abandoned | None:
+        """What another rank that gave up says; None where none did."""
+
     def beat(self) -> None:
         """Show that a long piece of work goes on: deadlines of those who wait begin anew."""
 
@@ -76,6 +79,9 @@ class Alone:
 
     def give_up(self, reason: str, left_out: bool = False) -> None:
         """Nobody waits."""
+
+    def given_up(self) -> Abandoned | None:
+        return None
 
     def beat(self) -> None:
         """Nobody waits."""
@@ -134,6 +140,13 @@ class FileMeeting:
         self._files.make_dir(self.folder)
         self.tell("failed", {"reason": reason, "left_out": left_out})
 
+    def given_up(self) -> Abandoned | None:
+        try:
+            said = [name for name in sorted(self._files.names(self.folder)) if name.startswith("failed-")]
+        except OSError:
+            return None
+        return self._reason(said[0]) if said else None
+
     def beat(self) -> None:
         if self._clock.now() - self._beaten_at < self._deadline_s / 10:
             return
@@ -174,7 +187,7 @@ class FileMeeting:
                 return True
             for name in sorted(there):
                 if name.startswith("failed-"):
-                    self._raise(name)
+                    raise self._reason(name)
             if there != before:
                 before, end = there, self._clock.now() + self._deadline_s
             if self._clock.now() >= end:
@@ -189,7 +202,7 @@ class FileMeeting:
             self._clock.sleep(pause)
             pause = min(pause * 1.5, _LONGEST_WAIT_S)
 
-    def _raise(self, name: str) -> None:
+    def _reason(self, name: str) -> Abandoned:
         rank = int(name.removeprefix("failed-").partition(".")[0])
         try:
             said = json.loads(self._files.read(self.folder / name))
@@ -197,7 +210,7 @@ class FileMeeting:
         except (OSError, ValueError, KeyError, TypeError):
             reason, left_out = "unknown", False
         kind = LeftOut if left_out else Abandoned
-        raise kind(f"{self._about}: rank {rank} gave up: {reason}", rank=rank, reason=reason)
+        return kind(f"{self._about}: rank {rank} gave up: {reason}", rank=rank, reason=reason)
 
 
 def _name(kind: str, rank: int, to: int | None) -> str:
