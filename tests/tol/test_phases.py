@@ -32,7 +32,9 @@ from transom_hpc.tol.events import (
     Record,
     Requeued,
     StopAsked,
+    Unwatched,
     Wait,
+    together,
 )
 from transom_hpc.tol.phases import Phase, Run, decide
 
@@ -116,6 +118,29 @@ def test_lost_spare_is_only_noted() -> None:
     assert (run.phase, run.spares) == (Phase.RUNNING, ())
 
 
+def test_hosts_that_are_lost_together_are_replaced_together() -> None:
+    others = (Host("n4", Cause.HOST_SILENT, "e"), Host("n5", Cause.HOST_SILENT, "e"), Host("n9", Cause.HOST_LOST, "e"))
+    _, actions = decide(running(2), HostBad("n2", Cause.HOST_SILENT, "e", 7, others))
+    assert kinds(actions) == ["Record", "Record", "Record", "End", "Requeue"], "one spare is lost with them"
+    _, actions = decide(running(2), HostBad("n4", Cause.HOST_SILENT, "e", 7, (Host("n2", Cause.HOST_SILENT, "e"),)))
+    assert actions == (
+        Record("host out", Restart(Cause.HOST_SILENT, 7, "n4", "e")),
+        Record("restart", Restart(Cause.HOST_SILENT, 7, "n2", "e")),
+        End(),
+        Launch(2, ("n1", "n5", "n3"), ()),
+    )
+    _, actions = decide(running(2), HostBad("n2", Cause.HOST_SILENT, "e", 7, (Host("n1", Cause.HOST_SILENT, "e"),)))
+    assert kinds(actions) == ["End", "Finish"]
+
+
+def test_verdicts_that_come_together_are_one_event() -> None:
+    bad = [HostBad(name, Cause.HOST_SILENT, name, 7) for name in ("n2", "n3")]
+    other = Host("n3", Cause.HOST_SILENT, "n3")
+    assert together([bad[0], Progress(3, 2), bad[1]]) == [Progress(3, 2), replace(bad[0], others=(other,))]
+    assert together([bad[0], Progress(3, 2)]) == [bad[0], Progress(3, 2)]
+    assert together([]) == []
+
+
 def test_a_host_is_taken_out_once() -> None:
     run, _ = decide(running(), HostBad("n3", Cause.HOST_SILENT, "not heard", 7))
     assert decide(run, HostBad("n3", Cause.HOST_LOST, "down", 7)) == (run, ())
@@ -165,6 +190,19 @@ def test_probe_finds_a_lost_spare_too() -> None:
     run, actions = decide(run, Probed((Host("n5", Cause.HOST_LOST, "e"),)))
     assert kinds(actions) == ["Record", "Record", "End", "Launch"]
     assert (run.restarts[-1].cause, run.spares) == (Cause.PROGRAM_KILLED, ())
+
+
+def test_host_lost_while_the_steps_are_started() -> None:
+    run = running(phase=Phase.LAUNCHING)
+    assert decide(running(), Unwatched())[1] == (), "a program that takes steps has all its hosts"
+    same, actions = decide(run, Unwatched())
+    assert (same, actions) == (run, (Probe(("n1", "n2", "n3", "n4", "n5")),))
+    assert decide(run, Probed()) == (run, ())
+    again, actions = decide(run, Probed((Host("n3", Cause.HOST_LOST, "e"),)))
+    assert kinds(actions) == ["Record", "End", "Launch"]
+    assert (again.restarts[-1].cause, again.active) == (Cause.HOST_LOST, ("n1", "n2", "n5", "n4"))
+    again, actions = decide(run, Probed((Host("n5", Cause.HOST_LOST, "e"),)))
+    assert (kinds(actions), again.spares, again.active) == (["Record"], (), run.active)
 
 
 def test_probe_finds_our_own_host_lost() -> None:
@@ -267,12 +305,20 @@ EVENTS = st.one_of(
     st.builds(Progress, st.integers(1, 50), st.integers(0, 50)),
     st.builds(Exited, st.sampled_from([0, 1, 72, 75, 137]), st.integers(0, 5)),
     st.builds(
-        HostBad, st.sampled_from(HOSTS), st.sampled_from([Cause.HOST_SILENT, Cause.HOST_LOST]), st.just("e"), st.just(0)
+        HostBad,
+        st.sampled_from(HOSTS),
+        st.sampled_from([Cause.HOST_SILENT, Cause.HOST_LOST]),
+        st.just("e"),
+        st.just(0),
+        st.lists(st.builds(Host, st.sampled_from(HOSTS), st.just(Cause.HOST_SILENT), st.just("e")), max_size=2).map(
+            tuple
+        ),
     ),
     st.builds(Hung, st.just("e"), st.just(0)),
     st.builds(StopAsked, st.sampled_from([Cause.TIME_LIMIT, Cause.TERMINATED])),
     st.builds(Isolated, st.just("e")),
     st.builds(Expired),
+    st.builds(Unwatched),
     st.builds(
         Probed,
         st.lists(st.sampled_from(HOSTS), max_size=2, unique=True).map(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from transom_hpc.tol.causes import Cause, Restart
@@ -65,12 +66,17 @@ class Exited:
 
 @dataclass(frozen=True, slots=True)
 class HostBad:
-    """A host is silent, or Slurm calls it down."""
+    """A host is silent, or Slurm calls it down.
+
+    Args:
+        others: those that were lost with it, as when a rack loses its power.
+    """
 
     host: str
     cause: Cause
     evidence: str
     committed: int
+    others: tuple[Host, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +107,11 @@ class Expired:
 
 
 @dataclass(frozen=True, slots=True)
+class Unwatched:
+    """The sidecar has not begun to watch, as when a host died while it was started."""
+
+
+@dataclass(frozen=True, slots=True)
 class Probed:
     """A step was tried on each host: on these it could not be started."""
 
@@ -122,7 +133,16 @@ class Requeued:
     cancelled: bool = False
 
 
-Event = Placed | Progress | Exited | HostBad | Hung | StopAsked | Isolated | Expired | Probed | Requeued
+def together(found: Sequence[Event]) -> list[Event]:
+    """The same events, with all hosts that are bad in the first event that names one."""
+    bad = [event for event in found if isinstance(event, HostBad)]
+    if len(bad) < 2:
+        return list(found)
+    others = tuple(Host(event.host, event.cause, event.evidence) for event in bad[1:])
+    return [*(event for event in found if not isinstance(event, HostBad)), replace(bad[0], others=others)]
+
+
+Event = Placed | Progress | Exited | HostBad | Hung | StopAsked | Isolated | Expired | Unwatched | Probed | Requeued
 
 
 # Actions

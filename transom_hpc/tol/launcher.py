@@ -155,8 +155,16 @@ class Launcher:
         messages = self._watcher.messages(_TICK_S)
         if messages:
             self._pace.heard()
+        if any(isinstance(message, verdict.Verdict) for message in messages):
+            # Hosts that lose their power together fall silent within a ping of each other: start again once, not twice.
+            until = self._clock.now() + self._site.sample_period_s / 2
+            while self._clock.now() < until:
+                messages += self._watcher.messages(_TICK_S)
         for message in messages:
             found.extend(self._from_sidecar(message))
+        found = events.together(found)
+        if self._watcher.unheard():
+            found.append(events.Unwatched())
         if self._program is not None:
             found.extend(self._pace.look())
         while self._signals:

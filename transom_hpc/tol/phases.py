@@ -5,6 +5,7 @@
     STARTING ── Placed ──> LAUNCHING ── Progress ──> RUNNING
     LAUNCHING, RUNNING ── Exited badly ──> SETTLING ── HostBad | Probed ──> LAUNCHING | REQUEUEING | OVER
     LAUNCHING, RUNNING ── HostBad | Hung ──> LAUNCHING (on other hosts) | REQUEUEING | OVER
+    LAUNCHING ── Unwatched, Probed ──> LAUNCHING (on other hosts) | REQUEUEING | OVER
     LAUNCHING, RUNNING ── StopAsked ──> STOPPING ── Exited | Expired ──> REQUEUEING | OVER
     REQUEUEING ── Requeued ──> OVER
 
@@ -41,6 +42,7 @@ from transom_hpc.tol.events import (
     Requeue,
     Requeued,
     StopAsked,
+    Unwatched,
     Wait,
 )
 
@@ -136,8 +138,12 @@ def decide(run: Run, event: Event) -> Decision:
             if run.phase is Phase.STOPPING:
                 return _stopped(run)
             return run, ((Probe((*run.active, *run.spares)),) if run.phase is Phase.SETTLING else ())
+        case Unwatched():
+            return run, ((Probe((*run.active, *run.spares)),) if run.phase is Phase.LAUNCHING else ())
         case Probed(lost):
-            return _probed(run, lost) if run.phase is Phase.SETTLING else (run, ())
+            if run.phase is Phase.LAUNCHING and not lost:
+                return run, ()
+            return _probed(run, lost) if run.phase in (Phase.LAUNCHING, Phase.SETTLING) else (run, ())
         case Requeued(ok, answer, cancelled):
             if run.phase is not Phase.REQUEUEING:
                 return run, ()
@@ -188,20 +194,29 @@ def _exited(run: Run, event: Exited) -> Decision:
 
 
 def _host_bad(run: Run, event: HostBad) -> Decision:
-    if event.host in {host.name for host in run.out} or event.host not in (*run.active, *run.spares):
-        return run, ()
-    if event.host == run.home:  # others would know better: a host that judges itself is cut off
-        return decide(run, Isolated(event.evidence))
+    here = {*run.active, *run.spares} - {host.name for host in run.out}
+    lost = {host.name: host for host in (Host(event.host, event.cause, event.evidence), *event.others)}
+    bad = tuple(host for name, host in lost.items() if name in here)
+    if run.home in {host.name for host in bad}:  # others would know better: a host that judges itself is cut off
+        return decide(run, Isolated(lost[run.home].evidence))
     run = replace(
         run,
-        out=(*run.out, Host(event.host, event.cause, event.evidence)),
-        spares=tuple(host for host in run.spares if host != event.host),
+        out=(*run.out, *bad),
+        spares=tuple(host for host in run.spares if host not in lost),
         committed=max(run.committed, event.committed),
     )
-    restart = Restart(event.cause, run.committed, event.host, event.evidence)
-    if event.host not in run.active or run.phase not in (Phase.LAUNCHING, Phase.RUNNING, Phase.SETTLING):
-        return run, (Record("host out", restart),)
-    return _again(run, restart)
+    blamed = next((host for host in bad if host.name in run.active), None)
+    if run.phase not in (Phase.LAUNCHING, Phase.RUNNING, Phase.SETTLING):
+        blamed = None
+    notes = [Record("host out", _loss(run, host)) for host in bad if host is not blamed]
+    if blamed is None:
+        return run, tuple(notes)
+    run, actions = _again(run, _loss(run, blamed))
+    return run, (*notes, *actions)
+
+
+def _loss(run: Run, host: Host) -> Restart:
+    return Restart(host.cause, run.committed, host.name, host.evidence)
 
 
 def _again(run: Run, restart: Restart) -> Decision:
@@ -269,12 +284,13 @@ def _probed(run: Run, lost: tuple[Host, ...]) -> Decision:
     if run.home in names:  # its slurmd is gone: we run on, and nothing can be started beside us
         evidence = next(host.evidence for host in lost if host.name == run.home)
         run, actions = _requeue(run, Restart(Cause.HOST_LOST, run.committed, run.home, evidence))
+    elif blamed is None and run.phase is Phase.LAUNCHING:  # spares alone: the program goes on
+        actions = ()
     elif blamed is None:
         run, actions = _program_failed(run)
     else:
-        run, actions = _again(run, Restart(blamed.cause, run.committed, blamed.name, blamed.evidence))
-    others = [host for host in lost if host is not blamed]
-    notes = [Record("host out", Restart(host.cause, run.committed, host.name, host.evidence)) for host in others]
+        run, actions = _again(run, _loss(run, blamed))
+    notes = [Record("host out", _loss(run, host)) for host in lost if host is not blamed]
     return run, (*notes, *actions)
 
 

@@ -21,6 +21,8 @@ from transom_hpc.tol.sidecar import EXIT_NO_MPI
 from transom_hpc.tol.steps import Step, Steps
 
 _TRIES, _MUTE_TRIES = 5, 3
+MUTE_S = 10.0
+"""After so many seconds without a word of the sidecar a host may be the reason."""
 
 
 class Watcher:
@@ -52,12 +54,23 @@ class Watcher:
         self._resting = False
         self._spoke = False  # whether it has said anything in this launch
         self._retry_at: float | None = None
+        self._mute_since: float | None = None  # None: it has spoken, or that was asked about already
 
     def start(self, attempt: Attempt, hosts: Sequence[str]) -> None:
         """Watch these hosts for this launch."""
         self._attempt, self._hosts, self._ended, self._spoke = attempt, tuple(hosts), 0, False
         self._resting = False
         self._start()
+
+    def unheard(self) -> bool:
+        """Whether the present sidecar does not begin to watch; said once for each start."""
+        if self._mute_since is None or self._resting:
+            return False
+        ended = self._step is None
+        if not ended and self._clock.now() - self._mute_since < MUTE_S:
+            return False
+        self._mute_since = None
+        return True
 
     def drop(self, host: str) -> None:
         """Leave a host out when the sidecar is started again in this launch."""
@@ -83,14 +96,14 @@ class Watcher:
             while True:
                 message = parse_line(text) if step is self._step else None
                 if message is not None:
-                    self._spoke = True
+                    self._spoke, self._mute_since = True, None
                     found.append(message)
                 step, text = self._lines.get_nowait()
         except queue.Empty:
             return found
 
     def _start(self) -> None:
-        self._retry_at = None
+        self._retry_at, self._mute_since = None, self._clock.now()
         argv = [
             sys.executable,
             "-P",  # a file of the user's that is called like a standard module must not replace it
@@ -134,6 +147,7 @@ class Watcher:
                 return
             self._ended += 1
             if code == EXIT_NO_MPI:
+                self._mute_since = None
                 self._report(
                     f"hosts are not watched: MPI ranks don't see each other under `srun --mpi={self._site.mpi}`; set "
                     "`mpi` in the site config to a type that `srun --mpi=list` shows and that your MPI was built for"
