@@ -33,10 +33,15 @@ class _Pattern:
 
 
 class Blanks:
-    """Makes data files without data."""
+    """Makes data files without data.
 
-    def __init__(self, files: Files) -> None:
+    Args:
+        align_bytes: see h5file.lay_out.
+    """
+
+    def __init__(self, files: Files, align_bytes: int = h5file.ALIGN) -> None:
         self._files = files
+        self._align_bytes = align_bytes
         self._key: tuple[Any, ...] = ()
         self._pattern: _Pattern | None = None
 
@@ -63,7 +68,7 @@ class Blanks:
             finally:
                 self._files.close(fd)
             return self._pattern.offsets
-        offsets = h5file.lay_out(path, shards, attributes)
+        offsets = h5file.lay_out(path, shards, attributes, self._align_bytes)
         sizes = {shard.path: shard.entry.nbytes for shard in shards}
         fd = self._files.open(path, os.O_RDWR)
         try:

@@ -16,6 +16,7 @@ from transom_hpc.base.clock import Clock, SystemClock
 from transom_hpc.base.errors import SaveError, StateError, UsageError
 from transom_hpc.ckpt import catalog, commit, fence, h5file, housekeeping, kinds, shm
 from transom_hpc.ckpt import state as states
+from transom_hpc.ckpt.blank import Blanks
 from transom_hpc.ckpt.commit import Job
 from transom_hpc.ckpt.direct import DirectWriter
 from transom_hpc.ckpt.files import Files
@@ -61,6 +62,8 @@ class Checkpointer:
         unpickle: whether `restore` unpickles objects also where the state has no object. Only for checkpoints that you
             trust.
         deadline_s: longest wait for another rank, in seconds.
+        align_bytes: arrays of so many bytes or more begin at a multiple of them in the file, such as a stripe of the
+            file system; a power of two, at least 4096.
         files, clock: the hands; tests give others.
 
     Raises:
@@ -82,10 +85,11 @@ class Checkpointer:
         on_save_error: Literal["raise", "warn"] = "warn",
         unpickle: bool = False,
         deadline_s: float = DEADLINE_S,
+        align_bytes: int = h5file.ALIGN,
         files: Files | None = None,
         clock: Clock | None = None,
     ) -> None:
-        _check(rank, world_size, keep, every, on_save_error)
+        _check(rank, world_size, keep, every, on_save_error, align_bytes)
         if attempt is not None:
             fence.check_name(attempt)
         self.directory = Path(directory).absolute()
@@ -106,7 +110,14 @@ class Checkpointer:
             housekeeping.clean(self.directory, self.attempt, self._files)
         self._slots, self._folder = self._open_slots(shm, shm_bytes, environment)
         self._saver = Saver(
-            self._slots, DirectWriter(self._files), self._fence, self._files, self._clock, self._keep, self._say_once
+            self._slots,
+            DirectWriter(self._files),
+            Blanks(self._files, align_bytes),
+            self._fence,
+            self._files,
+            self._clock,
+            self._keep,
+            self._say_once,
         )
         self._hooks: weakref.WeakKeyDictionary[torch.optim.Optimizer, Any] = weakref.WeakKeyDictionary()
         self._listed = False
@@ -408,7 +419,7 @@ def _finish(saver: Saver, slots: Slots, folder: shm.Folder, owner: int) -> None:
         folder.close()
 
 
-def _check(rank: int, world_size: int, keep: int | Keep, every: int, policy: str) -> None:
+def _check(rank: int, world_size: int, keep: int | Keep, every: int, policy: str, align_bytes: int) -> None:
     if world_size < 1 or not 0 <= rank < world_size:
         raise UsageError(f"rank={rank} of world_size={world_size}: ranks go from 0 to world_size - 1")
     if every < 1:
@@ -417,6 +428,8 @@ def _check(rank: int, world_size: int, keep: int | Keep, every: int, policy: str
         raise UsageError(f"keep={keep}: at least 1")
     if policy not in ("raise", "warn"):
         raise UsageError(f"on_save_error={policy!r}: 'raise' or 'warn'")
+    if align_bytes < h5file.ALIGN or align_bytes & (align_bytes - 1):
+        raise UsageError(f"align_bytes={align_bytes}: a power of two, at least {h5file.ALIGN}")
 
 
 def _step_number(step: int) -> int:

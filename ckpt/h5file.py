@@ -1,7 +1,8 @@
 """The hand on h5py: makes the HDF5 file with every dataset in place and no data in it.
 
 Datasets are contiguous, allocated early, never filled and aligned, so that the offset of each is known before a byte is
-written; who writes the bytes is elsewhere (direct). Restoring does not need this: the manifest has the offsets.
+written. A wider alignment than a page holds for those that are as large as it: small ones would leave holes of that
+size. Who writes the bytes is elsewhere (direct). Restoring does not need this: the manifest has the offsets.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ def lay_out(
         path: of a file that does not exist yet.
         shards: what will be in it.
         attributes: of the file, for people who open it with other tools.
-        alignment: each dataset begins at a multiple of this many bytes.
+        alignment: each dataset of so many bytes or more begins at a multiple of them, each other one at a multiple of
+            ALIGN.
 
     Returns:
         The byte offset of each dataset by its path; those without bytes are left out.
@@ -70,30 +72,45 @@ def lay_out(
     """
     h5py = _h5py()
     offsets: dict[str, int] = {}
-    with h5py.File(
-        path,
-        "x",
-        libver=("earliest", "v110"),
-        alignment_threshold=1,
-        alignment_interval=alignment,
-        meta_block_size=_META_BYTES,
-        locking=False,  # the folder is ours alone, and locks fail on some file systems (ENOLCK, ENOSYS)
-    ) as file:
+    wide = [shard for shard in shards if shard.entry.nbytes >= alignment > ALIGN]
+    narrow = [shard for shard in shards if not shard.entry.nbytes >= alignment > ALIGN]
+    with _open(h5py, path, "x", 1, ALIGN) as file:
         for name, value in attributes.items():
             file.attrs[name] = value
-        links = h5py.h5p.create(h5py.h5p.LINK_CREATE)
-        links.set_create_intermediate_group(True)
-        links.set_char_encoding(h5py.h5t.CSET_UTF8)
-        how = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-        how.set_layout(h5py.h5d.CONTIGUOUS)
-        how.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-        how.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-        for shard in shards:
-            dataset = _create(h5py, file, shard, how, links)
-            if shard.entry.nbytes:
-                offsets[shard.path] = int(dataset.get_offset())
-        _virtual(h5py, file, shards)
+        _add(h5py, file, narrow, offsets)
+        if not wide:
+            _virtual(h5py, file, shards)
+    if wide:  # a file has one alignment as long as it is open
+        with _open(h5py, path, "r+", alignment, alignment) as file:
+            _add(h5py, file, wide, offsets)
+            _virtual(h5py, file, shards)
     return offsets
+
+
+def _open(h5py: Any, path: Path, mode: str, threshold: int, interval: int) -> Any:
+    return h5py.File(
+        path,
+        mode,
+        libver=("earliest", "v110"),
+        alignment_threshold=threshold,
+        alignment_interval=interval,
+        meta_block_size=_META_BYTES,
+        locking=False,  # the folder is ours alone, and locks fail on some file systems (ENOLCK, ENOSYS)
+    )
+
+
+def _add(h5py: Any, file: Any, shards: Sequence[Shard], offsets: dict[str, int]) -> None:
+    links = h5py.h5p.create(h5py.h5p.LINK_CREATE)
+    links.set_create_intermediate_group(True)
+    links.set_char_encoding(h5py.h5t.CSET_UTF8)
+    how = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    how.set_layout(h5py.h5d.CONTIGUOUS)
+    how.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    how.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    for shard in shards:
+        dataset = _create(h5py, file, shard, how, links)
+        if shard.entry.nbytes:
+            offsets[shard.path] = int(dataset.get_offset())
 
 
 def _create(h5py: Any, file: Any, shard: Shard, how: Any, links: Any) -> Any:

@@ -55,6 +55,7 @@ class Saver:
     Args:
         slots: where to stage.
         writer: puts bytes into the file.
+        blanks: makes it.
         keep: what is kept of what is committed.
         say: tells the program's user something, once.
     """
@@ -63,6 +64,7 @@ class Saver:
         self,
         slots: Slots,
         writer: Writer,
+        blanks: Blanks,
         fence: Fence,
         files: Files,
         clock: Clock,
@@ -71,7 +73,7 @@ class Saver:
     ) -> None:
         self._slots = slots
         self._writer = writer
-        self._blanks = Blanks(files)
+        self._blanks = blanks
         self._fence = fence
         self._files = files
         self._clock = clock

@@ -59,7 +59,8 @@ class Checkpointer(ckpt.Checkpointer):
     def from_env(cls, **options: Any) -> Checkpointer:
         """A checkpointer for the job that this process runs in; without a job, one for `options`.
 
-        The launcher's environment says where the run directory is, which attempt this is, and how often to save; RANK
+        The launcher's environment says where the run directory is, which attempt this is, how often to save, how much
+        shared memory of the node all its ranks may use together, and the file system's stripe; RANK
         and WORLD_SIZE (or Slurm's, or Open MPI's, names for them) say which rank. An argument beats the environment.
         Several ranks without a job must be able to talk to each other by now (torch.distributed is initialised, or
         mpi4py imported), and all must call it.
@@ -84,6 +85,11 @@ class Checkpointer(ckpt.Checkpointer):
         shm = environment.get("TRANSOM_SHM")
         if shm:
             values["shm"] = Path(shm)
+        staging_bytes, align_bytes = (_whole(environment, f"TRANSOM_{name}_BYTES") for name in ("STAGING", "STRIPE"))
+        if staging_bytes is not None:
+            values["shm_bytes"] = staging_bytes // (_whole(environment, "LOCAL_WORLD_SIZE") or world_size)
+        if align_bytes is not None:
+            values["align_bytes"] = align_bytes
         values |= {name: value for name, value in options.items() if value is not None}
         if "directory" not in values:
             raise UsageError(
@@ -245,3 +251,11 @@ def rank_of(environment: Mapping[str, str]) -> tuple[int, int]:
                 raise UsageError(f"{rank_name}={rank} does not fit {size_name}={size}")
             return rank, size
     return 0, 1
+
+
+def _whole(environment: Mapping[str, str], name: str) -> int | None:
+    """A whole number from 1; None where the variable is not set."""
+    text = environment.get(name, "")
+    if text and not (text.isdecimal() and int(text)):
+        raise UsageError(f"{name}={text} must be a whole number, at least 1")
+    return int(text) if text else None

@@ -42,6 +42,22 @@ def test_the_same_bytes(tmp_path: Path) -> None:
     assert "/tensors/empty" not in first
 
 
+def test_large_arrays_begin_on_a_stripe_and_small_ones_leave_no_holes(tmp_path: Path) -> None:
+    stripe = 1 << 16
+    few = [*SHARDS, shard("tensors/v", "float32", (stripe,), 4 * stripe)]
+    many = [*few, *(shard(f"tensors/{i}", "float32", (5,), 20) for i in range(200))]
+    blanks = Blanks(Files(), stripe)
+    offsets = blanks.make(tmp_path / "a.h5", many, {"world_size": 2})
+    assert blanks.make(tmp_path / "b.h5", many, {"world_size": 2}) == offsets
+    assert (tmp_path / "a.h5").read_bytes() == (tmp_path / "b.h5").read_bytes()
+    assert [offsets[path] % stripe for path in ("/tensors/m/w", "/tensors/v")] == [0, 0]
+    assert all(offset % 4096 == 0 for offset in offsets.values())
+    assert (tmp_path / "a.h5").stat().st_size < 50 * stripe, "one stripe each would be 200"
+    with h5py.File(tmp_path / "b.h5") as file:
+        assert file["tensors/v"].id.get_offset() == offsets["/tensors/v"]
+        assert file.attrs["world_size"] == 2
+
+
 def test_other_tools_read_it(tmp_path: Path) -> None:
     if shutil.which("h5dump") is None:
         pytest.skip("h5dump is not on this machine (hdf5-tools)")

@@ -264,7 +264,16 @@ def test_several_ranks_need_a_name(directory: Path) -> None:
 
 @pytest.mark.parametrize(
     "bad",
-    [{"rank": 2}, {"every": 0}, {"keep": 0}, {"world_size": 0}, {"on_save_error": "ignore"}, {"attempt": "a/b"}],
+    [
+        {"rank": 2},
+        {"every": 0},
+        {"keep": 0},
+        {"world_size": 0},
+        {"on_save_error": "ignore"},
+        {"attempt": "a/b"},
+        {"align_bytes": 2048},
+        {"align_bytes": 12288},
+    ],
     ids=str,
 )
 def test_bad_arguments(directory: Path, bad: dict[str, Any]) -> None:
