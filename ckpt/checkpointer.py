@@ -123,6 +123,8 @@ class Checkpointer:
         self._listed = False
         self._prepared = False
         self._h5py_loaded = False
+        self._update_told = False  # since the last save
+        self._arrays_put_off = False  # by the last save, and not heard of since
         self._said: set[str] = set()
         self._closed = False
         self._finalizer = weakref.finalize(self, _finish, self._saver, self._slots, self._folder, os.getpid())
@@ -153,12 +155,26 @@ class Checkpointer:
         Raises:
             StateError, SaveError: see `save`.
         """
+        if self._arrays_put_off and not self._update_told:
+            self._saver.distrust("before_update() was called once, but not before the arrays were changed again")
+        self._arrays_put_off = False
         self._saver.before_update()
         self._report()
         if step % self.every == 0:
             self.save(step, state, metrics=metrics)
         elif not self._prepared:
             self._prepare(state)
+
+    def before_update(self) -> None:
+        """Say that numpy arrays of the state are about to be changed in place. Waits until what was put off is copied.
+
+        Optional, and a promise: after a call of it, the next save copies numpy arrays in the background, as it does
+        with what optimizers own, until this is called again. It must be called before each change then. A step that
+        ends without makes that save fail, if it is heard of within 10 s, and the saves after it copy at once again.
+        What objects with state_dict keep is always copied at once.
+        """
+        self._update_told = True
+        self._saver.before_update()
 
     def _prepare(self, state: Any) -> None:
         """The first step has made the optimizer's state, so the size of a save is known, long before one is due."""
@@ -181,8 +197,8 @@ class Checkpointer:
     def save(self, step: int, state: Any, block: bool = False, metrics: Mapping[str, float] | None = None) -> bool:
         """Save a state in the background. All ranks must call it for the same steps.
 
-        What optimizers in the state own is copied while the program goes on, until their next step; everything else
-        before this returns.
+        What optimizers in the state own is copied while the program goes on, until their next step; numpy arrays too
+        where the program calls `before_update`; everything else before this returns.
 
         Args:
             step: number of steps done.
@@ -213,7 +229,7 @@ class Checkpointer:
         try:
             if commit.is_committed(job, self._files):
                 return False
-            walked = states.walk(state)
+            walked = states.walk(state, arrays_later=self._update_told)
             save = self._saver.begin(job, walked.leaves + states.documents(walked.structure))
         except BaseException as error:
             self._give_up(job, f"{type(error).__name__}: {error}", False)
@@ -225,6 +241,7 @@ class Checkpointer:
             self._give_up(job, why, True)
             self._warn(why, by_all=True)  # rank 0 has no slot either, or hears that this one has none
             return False
+        self._arrays_put_off, self._update_told = self._update_told, False
         for optimizer in walked.optimizers:
             if optimizer not in self._hooks:
                 self._hooks[optimizer] = optimizer.register_step_pre_hook(_before_step(weakref.ref(self._saver)))

@@ -140,6 +140,11 @@ class Saver:
                 staged.check()
                 self._copying = None
 
+    def distrust(self, why: str) -> None:
+        """What is being copied may have been changed: that save fails."""
+        if self._copying is not None:
+            self._copying.distrust(why)
+
     def idle(self, timeout_s: float | None = None) -> bool:
         """Wait until nothing is under way. Every part of a save has a deadline of its own.
 

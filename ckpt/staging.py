@@ -153,6 +153,11 @@ class Staged:
                 self._fail(why, None)
         self._checked.set()
 
+    def distrust(self, why: str) -> None:
+        """Fail the save, unless it was found to be right already."""
+        if not self._checked.is_set():
+            self._fail(why, None)
+
     def background(self) -> None:
         """Copy what was put off, then sum everything. Runs in a thread of its own, once."""
         try:

@@ -53,7 +53,7 @@ class Leaf:
         source: the live tensor or array, or bytes that nobody else holds.
         dtype: element type (see dtypes).
         shape: of the whole array.
-        lazy: whether it stays as it is until the next optimizer step.
+        lazy: whether it stays as it is until `before_update` is called, as by the optimizer's next step.
         version: of the tensor when the state was walked; None where it has no counter.
     """
 
@@ -81,20 +81,18 @@ class Walked:
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
 
 
-def walk(state: Any, lazy: bool = True) -> Walked:
+def walk(state: Any, arrays_later: bool = False) -> Walked:
     """Take a state apart.
 
     Args:
         state: nested dicts, lists and tuples of what can be saved.
-        lazy: whether what optimizers own may be copied later.
+        arrays_later: whether numpy arrays may be copied later, as what optimizers own; not those that objects keep.
 
     Raises:
         StateError: something in it can't be saved. It is named; nothing was done.
     """
-    walker = _Walker(Walked())
+    walker = _Walker(Walked(), arrays_later)
     walker.find_optimizers(state)
-    if not lazy:
-        walker.owned.clear()
     if type(state) in (dict, OrderedDict) and state:
         for key, name, value in keyed(state, ()):
             walker.walked.structure[names.escape(name)] = ["key", scalar(key), walker.node(value, (name,))]
@@ -153,8 +151,9 @@ def documents(structure: dict[str, Node]) -> list[Leaf]:
 
 
 class _Walker:
-    def __init__(self, walked: Walked) -> None:
+    def __init__(self, walked: Walked, arrays_later: bool) -> None:
         self.walked = walked
+        self._arrays_later = arrays_later
         self.owned: set[tuple[Any, ...]] = set()
         self._names: dict[tuple[Any, ...], str] = {}
         self._inside: set[int] = set()
@@ -234,7 +233,11 @@ class _Walker:
             raise StateError(
                 f"{place}: its state_dict() failed: {type(error).__name__}: {error}", name=place
             ) from error
-        return [kind, self.node(dict(held) if isinstance(held, OrderedDict) else held, parts)]
+        # What an object keeps changes when the object likes, not when the program says so.
+        arrays_later, self._arrays_later = self._arrays_later, False
+        node = self.node(dict(held) if isinstance(held, OrderedDict) else held, parts)
+        self._arrays_later = arrays_later
+        return [kind, node]
 
     def _tensor(self, tensor: torch.Tensor, parts: tuple[str, ...]) -> str:
         dtype = self._tensor_dtype(tensor, parts)
@@ -264,7 +267,8 @@ class _Walker:
         known = self._names.setdefault(key, name) if array.size else name
         if known == name:
             dtype = dtypes.of_numpy(array.dtype) or ""
-            self.walked.leaves.append(Leaf(name, array, dtype, array.shape, array.nbytes))
+            lazy = self._arrays_later and array.nbytes > 0
+            self.walked.leaves.append(Leaf(name, array, dtype, array.shape, array.nbytes, lazy))
         return known
 
     def _bytes(self, value: bytes | bytearray, parts: tuple[str, ...]) -> Node:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -16,9 +17,10 @@ import pytest
 import torch
 
 from transom_hpc.base.errors import CheckpointError, SaveError, StateError, UsageError
-from transom_hpc.ckpt import Checkpointer, Keep, SaveWarning, housekeeping, list_checkpoints
+from transom_hpc.ckpt import Checkpointer, Keep, SaveWarning, housekeeping, list_checkpoints, staging
 from transom_hpc.ckpt.files import Files
 from transom_hpc.ckpt.manifest import decode, encode
+from transom_hpc.ckpt.state import walk
 
 
 class Slow(Files):
@@ -90,6 +92,71 @@ def test_what_is_saved_is_the_state_at_the_call(directory: Path) -> None:
     assert like["number"] == {"n": 1}
 
 
+def slow_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = staging.copy
+
+    def slowly(*args: Any) -> None:
+        time.sleep(0.1)
+        copy(*args)
+
+    monkeypatch.setattr(staging, "copy", slowly)
+
+
+def test_arrays_are_copied_in_the_background_until_the_update_is_told(directory: Path, monkeypatch: Any) -> None:
+    array = np.zeros(12_000_000)  # six blocks
+    with Checkpointer(directory) as ckpt:
+        ckpt.save(1, {"array": array}, block=True)
+        ckpt.before_update()
+        array += 1
+        slow_copies(monkeypatch)
+        before = time.monotonic()
+        ckpt.save(2, {"array": array})
+        assert time.monotonic() - before < 0.3, "nothing is waited for"
+        ckpt.before_update()
+        array += 1
+        assert ckpt.wait()
+    assert float(stored(directory, 2, {"array": np.full(12_000_000, 9.0)})["array"].max()) == 1
+
+
+def test_arrays_that_objects_keep_are_copied_at_once() -> None:
+    class Sampler:
+        def state_dict(self) -> Any:
+            return {"order": np.arange(9)}
+
+        def load_state_dict(self, state: Any) -> None:
+            raise NotImplementedError
+
+    leaves = walk({"sampler": Sampler(), "field": np.ones(9), "none": np.ones(0)}, arrays_later=True).leaves
+    assert {leaf.name: leaf.lazy for leaf in leaves} == {
+        "tensors/sampler/order": False,
+        "tensors/field": True,
+        "tensors/none": False,
+    }
+
+
+def test_arrays_that_change_although_the_update_was_not_told(directory: Path, monkeypatch: Any) -> None:
+    array = np.zeros(12_000_000)
+    with Checkpointer(directory, on_save_error="raise", every=2) as ckpt:
+        ckpt.before_update()
+        slow_copies(monkeypatch)
+        ckpt.step(2, {"array": array})
+        array += 1
+        newest = ckpt._saver.newest
+        with contextlib.suppress(SaveError):  # told by this call or by the next
+            ckpt.step(3, {"array": array})
+        assert newest is not None
+        ckpt._saver.idle()
+        assert str(newest.error) == (
+            "step 2 was not saved: before_update() was called once, but not before the arrays were changed again"
+        )
+        ckpt._saver.failed.clear()
+        ckpt.step(6, {"array": array})  # copied at once again
+        array += 1
+        assert ckpt.wait()
+    assert [c.step for c in list_checkpoints(directory)] == [6]
+    assert float(stored(directory, 6, {"array": np.zeros(12_000_000)})["array"].max()) == 1
+
+
 def test_the_first_save_is_protected_too(directory: Path) -> None:
     model, optimizer = build(1500)
     before = model[0].weight.detach().clone()  # type: ignore[index]
@@ -139,17 +206,10 @@ def test_a_change_outside_the_optimizer_is_old_or_refused(directory: Path, chang
 
 
 def test_a_torn_tensor_is_refused_by_name_and_the_next_save_works(directory: Path, monkeypatch: Any) -> None:
-    from transom_hpc.ckpt import staging
-
     model, optimizer = build()
     copy = staging.copy
-
-    def slowly(*args: Any) -> None:
-        time.sleep(0.05)
-        copy(*args)
-
     with Checkpointer(directory, on_save_error="raise") as ckpt:
-        monkeypatch.setattr(staging, "copy", slowly)
+        slow_copies(monkeypatch)
         ckpt.save(1, {"m": model, "o": optimizer})
         with torch.no_grad():
             for p in model.parameters():
