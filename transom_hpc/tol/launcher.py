@@ -316,7 +316,11 @@ class Launcher:
 
     def _probe(self, hosts: Sequence[str]) -> dict[str, str]:
         try:
-            return self._steps.probe(hosts)
+            lost = self._steps.probe(hosts)
+            if lost and self._program is not None:
+                # While a step is being started on a dead host, others may be slow to take one: they get another try.
+                lost = self._steps.probe([self._job.home, *(host for host in lost if host != self._job.home)])
+            return lost
         except OSError as error:  # this host is out of something: it tells nothing of the others
             self._say(f"hosts could not be tried: {error}")
             return {}
