@@ -63,6 +63,8 @@ class SiteConfig:
         object.__setattr__(self, "signal", self.signal.removeprefix("SIG"))
         if f"SIG{self.signal}" not in signals.Signals.__members__:
             raise ValueError(f"no signal has the name {self.signal!r}")
+        if self.stripe_bytes < 4096 or self.stripe_bytes & (self.stripe_bytes - 1):
+            raise ValueError(f"stripe_bytes must be a power of two of at least 4096, not {self.stripe_bytes}")
 
 
 def load_site(name_or_path: str) -> SiteConfig:
@@ -97,7 +99,9 @@ def load_site(name_or_path: str) -> SiteConfig:
 def _wrong_value(found: dict[str, Any], error: msgspec.ValidationError) -> tuple[str, str]:
     """What is expected, and the key: from "Expected `int`, got `str` - at `$.signal_lead_s`"."""
     what, _, where = str(error).partition(" - at ")
-    key = where.strip("`").removeprefix("$").removeprefix(".") or "signal"  # the only check of our own
+    key = where.strip("`").removeprefix("$").removeprefix(".")
+    if not key:  # checks of our own
+        key = "stripe_bytes" if "stripe_bytes" in what else "signal"
     table, unnamed, _ = key.partition("[...]")  # msgspec does not name the key inside a table
     for name, value in found[table].items() if unnamed else ():
         try:
