@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -156,12 +156,11 @@ def collect(
             if leave_out is None:
                 raise
             leave_out(str(error))
-    ids = {run.path: _job_id(submitted, history) for run, submitted, history in read}
-    asked = [int(job_id) for job_id in ids.values() if job_id.isdigit()]
-    jobs = _ask(asked, slurm)
+    ids = [_job_id(submitted, history) for _, submitted, history in read]
+    answer = _ask(sorted({int(job_id) for job_id in ids if job_id.isdigit()}), slurm)
     return [
-        _status(run, submitted, history, ids[run.path], jobs.get(ids[run.path]), now)
-        for run, submitted, history in read
+        _status(run, submitted, history, job_id, _now(job_id, submitted, answer), now)
+        for (run, submitted, history), job_id in zip(read, ids, strict=True)
     ]
 
 
@@ -171,36 +170,47 @@ def _job_id(submitted: Submitted, history: History) -> str:
     return submitted.job_id or (history.job_ids[-1] if history.job_ids else "")
 
 
-def _ask(ids: Sequence[int], slurm: Slurm) -> dict[str, JobNow]:
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What Slurm said of some jobs: its rows by job id, and why others are not known."""
+
+    rows: Mapping[str, QueueRow | AccountRow]
+    problem: str = "Slurm does not know this job any more"
+
+
+def _ask(ids: Sequence[int], slurm: Slurm) -> _Answer:
     if not ids:
-        return {}
+        return _Answer({})
     try:
-        queued = slurm.queue(ids)
+        rows: dict[str, QueueRow | AccountRow] = {str(row.job_id): row for row in slurm.queue(ids)}
     except SlurmMissing:
-        return dict.fromkeys(map(str, ids), JobNow(JobState.UNKNOWN, problem="there is no Slurm on this machine"))
+        return _Answer({}, "there is no Slurm on this machine")
     except SlurmError as error:
-        return dict.fromkeys(map(str, ids), JobNow(JobState.UNKNOWN, problem=str(error)))
-    found = {str(row.job_id): _from_queue(row) for row in queued}
-    missing = [job_id for job_id in ids if str(job_id) not in found]
+        return _Answer({}, str(error))
+    missing = [job_id for job_id in ids if str(job_id) not in rows]
     if missing:
         try:
             for row in slurm.accounting(missing):  # in order of time: the last row of a job is its newest life
                 if row.id.step is None:
-                    found[str(row.job_id)] = _from_accounting(row)
+                    rows[str(row.job_id)] = row
         except SlurmError as error:
-            problem = f"Slurm has forgotten the job, and its accounting can't be asked ({error})"
-            for job_id in missing:
-                found[str(job_id)] = JobNow(JobState.UNKNOWN, problem=problem)
-    gone = JobNow(JobState.UNKNOWN, problem="Slurm does not know this job any more")
-    return {str(job_id): found.get(str(job_id), gone) for job_id in ids}
+            return _Answer(rows, f"Slurm has forgotten the job, and its accounting can't be asked ({error})")
+    return _Answer(rows)
 
 
-def _from_queue(row: QueueRow) -> JobNow:
-    return JobNow(row.state, row.state_text, row.reason, row.start_time)
-
-
-def _from_accounting(row: AccountRow) -> JobNow:
-    return JobNow(row.state, row.state_text, row.reason)
+def _now(job_id: str, submitted: Submitted, answer: _Answer) -> JobNow | None:
+    if not job_id.isdigit():
+        return None
+    row = answer.rows.get(job_id)
+    if row is None:
+        return JobNow(JobState.UNKNOWN, problem=answer.problem)
+    # Job ids are a cluster's own. The accounting keeps no comments, so there the name has to do.
+    ours = row.comment == submitted.comment if isinstance(row, QueueRow) else row.name == submitted.spec.name
+    if submitted.comment and not ours:
+        problem = f"job {job_id} of this cluster is another one: this run was submitted to another cluster or lab"
+        return JobNow(JobState.UNKNOWN, problem=problem)
+    start = row.start_time if isinstance(row, QueueRow) else ""
+    return JobNow(row.state, row.state_text, row.reason, start)
 
 
 def _status(
