@@ -71,14 +71,21 @@ class Submitted:
         return dict(word.split("=", 1) for word in text.split() if "=" in word)
 
     def release(self, seconds: float = 60) -> None:
-        """Let the requeued job start at once, where Slurm holds it (it does for two minutes, mostly)."""
+        """Let the requeued job start at once, where Slurm holds it (it does for two minutes, mostly).
+
+        Slurm overwrites what it is told while the job is still completing, so it is told until the job has started.
+        """
         lives = len(self.entries("start"))
 
-        def started_or_pending() -> bool:
-            return len(self.entries("start")) > lives or self.slurm()["JobState"] == "PENDING"
+        def started() -> bool:
+            if len(self.entries("start")) > lives:
+                return True
+            if self.slurm()["JobState"] == "PENDING":
+                self.lab.run("login", ["scontrol", "update", f"jobid={self.job_id}", "StartTime=now"], check=False)
+                time.sleep(0.4)
+            return False
 
-        self.wait("pending", started_or_pending, seconds)
-        self.lab.run("login", ["scontrol", "update", f"jobid={self.job_id}", "StartTime=now"], check=False)
+        self.wait("the next start", started, seconds)
 
     def field(self) -> numpy.ndarray:
         """The field that the program left."""

@@ -56,6 +56,7 @@ def test_host_crashed_without_a_spare(runs: Runs, unhurt: Unhurt) -> None:
     assert [entry.facts["hosts"] for entry in run.entries("start")] == [["n1", "n2", "n3"], ["n1", "n3", "n4"]]
 
 
+@pytest.mark.soak
 def test_excluding_more_than_the_cluster_has_lets_the_job_start_again(runs: Runs, unhurt: Unhurt) -> None:
     run = runs.heat("--nodes", "4", "--save-every", "20", "--exclude", "n5", steps=150)
     run.wait_saved(40)
@@ -149,7 +150,7 @@ def test_host_cut_off_and_mended(runs: Runs, unhurt: Unhurt) -> None:
 
 def test_sidecar_killed(runs: Runs, unhurt: Unhurt) -> None:
     """The program does not notice, no host is blamed, and the hosts are watched again."""
-    run = runs.heat("--nodes", "3", "--spares", "1", "--save-every", "20", steps=200)
+    run = runs.heat("--nodes", "3", "--spares", "1", "--save-every", "20", steps=600)
     run.wait_saved(20)
     for host in ("n1", "n3"):
         said = len(run.entries("monitoring"))
@@ -157,7 +158,7 @@ def test_sidecar_killed(runs: Runs, unhurt: Unhurt) -> None:
         run.wait_entry("monitoring", said + 1)
         run.wait("watched again", lambda: run.entries("monitoring")[-1].facts["problem"] == "", 30)
     run.wait_end()
-    assert same_bits(run.field(), unhurt(200, 3)), run.story()
+    assert same_bits(run.field(), unhurt(600, 3)), run.story()
     assert run.entries("restart") == run.entries("host out") == run.entries("requeue") == []
     assert [entry.facts["problem"] for entry in run.entries("monitoring")][:3] == [
         "",

@@ -60,7 +60,6 @@ class RunDir:
             RunDirError: it can't be made or written, or lies in one host's memory.
         """
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
             kind = _file_system(self.path)
             if kind in _NOT_SHARED:
                 raise RunDirError(
@@ -68,6 +67,7 @@ class RunDir:
                     "Choose one on the cluster's shared file system with --run-dir",
                     path=self.path,
                 )
+            self.path.mkdir(parents=True, exist_ok=True)
             names = [entry.name for entry in self.path.iterdir()]
             foreign = [name for name in names if name not in _OURS and not name.startswith(".")]
             if foreign and not self.spec.exists():
