@@ -53,7 +53,8 @@ class LauncherExecutor(submitit.SlurmExecutor):
         launcher = [sys.executable, "-P", "-m", "transom_hpc", "launch", "--submitted", f"--run-dir={run.path}", "--"]
         launcher += [sys.executable]
         # exec: the launcher takes the place of the batch shell, so signals for that shell reach it.
-        super().__init__(folder=run.logs, python="exec " + shlex.join(launcher))
+        # trap: Slurm may send its signal before the launcher has begun to listen, and that would end it.
+        super().__init__(folder=run.logs, python=f"trap '' {site.signal}; exec {shlex.join(launcher)}")
         self._ranks = ranks
         self._timed = spec.time is not None or "time" in site.sbatch
         parameters = {

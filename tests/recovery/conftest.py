@@ -70,19 +70,23 @@ class Submitted:
         text = self.lab.run("login", ["scontrol", "-o", "show", "job", str(self.job_id)]).stdout
         return dict(word.split("=", 1) for word in text.split() if "=" in word)
 
-    def release(self, seconds: float = 60) -> None:
+    def release(self, seconds: float = 40) -> None:
         """Let the requeued job start at once, where Slurm holds it (it does for two minutes, mostly).
 
-        Slurm overwrites what it is told while the job is still completing, so it is told until the job has started.
+        What Slurm is told while the job is still completing it overwrites, so it is told again; not too often, since
+        each time the job waits for the scheduler's next round.
         """
         lives = len(self.entries("start"))
+        told = float("-inf")
 
         def started() -> bool:
+            nonlocal told
             if len(self.entries("start")) > lives:
                 return True
-            if self.slurm()["JobState"] == "PENDING":
-                self.lab.run("login", ["scontrol", "update", f"jobid={self.job_id}", "StartTime=now"], check=False)
-                time.sleep(0.4)
+            if time.monotonic() - told > 8 and self.slurm()["JobState"] == "PENDING":
+                told = time.monotonic()
+                update = ["scontrol", "update", f"jobid={self.job_id}", "StartTime=now"]
+                print("told", self.lab.run("login", update, check=False), self.slurm().get("StartTime"))
             return False
 
         self.wait("the next start", started, seconds)
@@ -95,8 +99,9 @@ class Submitted:
     def story(self) -> str:
         """Journal and logs, for a failure's message."""
         lines = [f"{e.time[11:23]} {e.attempt} {e.host} {e.kind} {e.facts}" for e in RunDir(self.path).entries()]
-        logs = [f"--- {path.name}\n{path.read_text()[-3000:]}" for path in sorted((self.path / "logs").glob("*.*g*"))]
-        return "\n".join([*lines, *logs])
+        logs = [f"--- {path.name}\n{path.read_text()[-3000:]}" for path in sorted((self.path / "logs").glob("*log*"))]
+        job = {name: self.slurm().get(name) for name in ("JobState", "Reason", "StartTime", "EligibleTime", "NodeList")}
+        return "\n".join([str(job), self.lab.run("login", ["sinfo", "-N"]).stdout, *lines, *logs])
 
 
 class Runs:
