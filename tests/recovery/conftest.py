@@ -70,23 +70,23 @@ class Submitted:
         text = self.lab.run("login", ["scontrol", "-o", "show", "job", str(self.job_id)]).stdout
         return dict(word.split("=", 1) for word in text.split() if "=" in word)
 
-    def release(self, seconds: float = 40) -> None:
+    def release(self, seconds: float = 90) -> None:
         """Let the requeued job start at once, where Slurm holds it (it does for two minutes, mostly).
 
-        What Slurm is told while the job is still completing it overwrites, so it is told again; not too often, since
-        each time the job waits for the scheduler's next round.
+        Not in the same instant: what ends the old life on the hosts would meet the new one, which has the same id.
         """
         lives = len(self.entries("start"))
-        told = float("-inf")
+        told = time.monotonic()
 
         def started() -> bool:
             nonlocal told
             if len(self.entries("start")) > lives:
                 return True
-            if time.monotonic() - told > 8 and self.slurm()["JobState"] == "PENDING":
+            if self.slurm()["JobState"] != "PENDING":
                 told = time.monotonic()
-                update = ["scontrol", "update", f"jobid={self.job_id}", "StartTime=now"]
-                print("told", self.lab.run("login", update, check=False), self.slurm().get("StartTime"))
+            elif time.monotonic() - told > 5:
+                told = time.monotonic() + 5
+                self.lab.run("login", ["scontrol", "update", f"jobid={self.job_id}", "StartTime=now"], check=False)
             return False
 
         self.wait("the next start", started, seconds)
