@@ -72,8 +72,8 @@ class TorchAgreement:
 def _leave_torch() -> None:
     """Destroy the groups of a program that does not do it itself.
 
-    With torch 2.13 one in three such programs of three gloo ranks aborts at its end ("terminate called without an active
-    exception"), after all its work: to a launcher that is a failure. Not for NCCL, where destroying may wait for others.
+    With torch 2.13 one in three such programs of three gloo ranks aborts at its end ("terminate called without an
+    active exception"), after all its work: to a launcher that is a failure. Not for NCCL, where destroying may wait.
     """
     import torch.distributed as dist
 

@@ -227,8 +227,8 @@ def test_time_limit(runs: Runs, unhurt: Unhurt) -> None:
     """Slurm's signal comes before the limit: all ranks save the same step and leave, and the job goes on."""
     site = runs.folder / "short.toml"
     site.write_text('partition = "main"\nsignal_lead_s = 45\nsample_period_s = 1.0\n')
-    # Two minutes: the signal may come a minute early, and with one minute it could come before anything listens. It comes
-    # within 75 s of the start, so the program sleeps for longer than that.
+    # Two minutes: the signal may come a minute early, and with one minute it could come before anything listens. It
+    # comes within 75 s of the start, so the program takes longer than that.
     run = runs.heat("--nodes", "4", "--save-every", "10000", "--time", "2", "--site", str(site), steps=1400, sleep=0.06)
     asked = run.wait_entry("stop asked", seconds=100)
     assert (asked.facts["cause"], asked.facts["signal"]) == ("time limit", "SIGUSR1")
