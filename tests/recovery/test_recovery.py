@@ -226,15 +226,15 @@ def test_program_that_always_fails(runs: Runs) -> None:
 def test_time_limit(runs: Runs, unhurt: Unhurt) -> None:
     """Slurm's signal comes before the limit: all ranks save the same step and leave, and the job goes on."""
     site = runs.folder / "short.toml"
-    site.write_text('partition = "main"\nsignal_lead_s = 45\nsample_period_s = 1.0\n')
-    # Two minutes: the signal may come a minute early, and with one minute it could come before anything listens. It
-    # comes within 75 s of the start, so the program takes longer than that.
-    run = runs.heat("--nodes", "4", "--save-every", "10000", "--time", "2", "--site", str(site), steps=1400, sleep=0.06)
+    site.write_text('partition = "main"\nsignal_lead_s = 15\nsample_period_s = 1.0\n')
+    # Slurm looks every half minute and sends the signal early rather than late: it comes within 45 s of the start, and
+    # the program takes longer than that. With a lead of 45 s it could come before anything listens.
+    run = runs.heat("--nodes", "4", "--save-every", "10000", "--time", "1", "--site", str(site), steps=800, sleep=0.06)
     asked = run.wait_entry("stop asked", seconds=100)
     assert (asked.facts["cause"], asked.facts["signal"]) == ("time limit", "SIGUSR1")
     restart = run.wait_entry("restart")
     saved = restart.facts["committed"]
-    assert 0 < saved < 1400, "the save was asked for, none was due"
+    assert 0 < saved < 800, "the save was asked for, none was due"
     run.release()
     for number in range(2, 10):  # each life ends by its time limit, with progress
         run.wait("the next end", lambda n=number: len(run.entries("end")) >= n, 120)
@@ -242,7 +242,7 @@ def test_time_limit(runs: Runs, unhurt: Unhurt) -> None:
             break
         run.release()
     run.wait_end()
-    assert same_bits(run.field(), unhurt(1400)), run.story()
+    assert same_bits(run.field(), unhurt(800)), run.story()
 
 
 def test_template_as_it_stands(runs: Runs, unhurt: Unhurt) -> None:
