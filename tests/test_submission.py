@@ -38,6 +38,11 @@ def test_a_folder_that_can_not_be_made(tmp_path: Path, monkeypatch: pytest.Monke
         submission.submit(JobSpec(local=True, run_dir="x" * 300), "true")
 
 
+def test_a_program_where_the_spec_belongs() -> None:
+    with pytest.raises(SpecError, match="takes a JobSpec and then the program; the first is 'true'"):
+        submission.submit("true", "now")  # type: ignore[arg-type]
+
+
 def test_slurm_without_a_cluster(tmp_path: Path) -> None:
     """What Slurm's commands say where its packages are installed and nothing is set up."""
     for name in ("sinfo", "sbatch"):

@@ -45,6 +45,8 @@ def submit(spec: JobSpec, program: str | Callable[..., Any], *args: Any, **kwarg
         RunDirError: the run directory can't be used.
         SlurmMissing, SlurmRefused, SlurmUnreachable: as their names say.
     """
+    if not isinstance(spec, JobSpec):
+        raise SpecError(f"submit() takes a JobSpec and then the program; the first is {spec!r}", field="spec")
     site = load_site(spec.site)
     command = _command(program, args, kwargs)
     if not spec.local:

@@ -24,6 +24,8 @@ from transom_hpc.tol.spec import JobSpec, Submitted
         ({"time": 120}, "time must be a text, not 120"),
         ({"exclude": "n[1-"}, r"n\[1-"),
         ({"name": "a b"}, "name 'a b'"),
+        ({"name": "-x"}, "begin with a letter or digit"),
+        ({"run_dir": ""}, "run_dir is empty"),
         ({"site": None}, "site must be a text"),
         ({"hang_after_s": 0}, "hang_after_s must be a number of seconds, more than 0"),
         ({"start_deadline_s": float("inf")}, "start_deadline_s must be a number of seconds, more than 0, not inf"),

@@ -75,8 +75,13 @@ class JobSpec:
                 continue
             if type(value) is not int or value < least:
                 raise SpecError(f"{name} must be a whole number of at least {least}, not {value!r}", field=name)
-        if not re.fullmatch(r"[\w.+-]+", self.name):
-            raise SpecError(f"name {self.name!r}: use letters, digits and . _ + - only", field="name")
+        if not re.fullmatch(r"\w[\w.+-]*", self.name):  # a leading - would be an option to sbatch, a leading . hides it
+            raise SpecError(
+                f"name {self.name!r}: use letters, digits and . _ + - only, and begin with a letter or digit",
+                field="name",
+            )
+        if self.run_dir is not None and not self.run_dir.strip():
+            raise SpecError("run_dir is empty; leave it out, or name a folder", field="run_dir")
         for name in ("start_deadline_s", "hang_after_s"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
