@@ -1,7 +1,8 @@
 """One save on one rank, from staged bytes to a committed checkpoint.
 
 The order on every path: all data on disk, then the manifest, then the folder's name. Until the rename the checkpoint is
-invisible; after it, it never changes. Ranks meet in the temporary folder itself.
+invisible; after it, it never changes. Ranks meet in the temporary folder itself, and what they have told each other
+there tells a second writer, when the first one dies, how far a rank had come.
 """
 
 from __future__ import annotations
@@ -89,6 +90,8 @@ def is_committed(job: Job, files: Files) -> bool:
 def commit(job: Job, source: Source, writer: Writer, blanks: Blanks, fence: Fence, files: Files, clock: Clock) -> int:
     """Write this rank's part and commit with the others. All ranks must call it.
 
+    Where the process that did it has died, another one may call it again with the same job and bytes: it goes on.
+
     Returns:
         Bytes that this rank wrote; 0 where the step turned out to be committed already.
 
@@ -98,13 +101,19 @@ def commit(job: Job, source: Source, writer: Writer, blanks: Blanks, fence: Fenc
     meeting = meet(job, files, clock)
     try:
         files.make_dir(job.temporary)
+        if is_committed(job, files):  # the others went on while this rank was between two writers
+            files.remove(job.temporary)
+            return 0
+        if job.rank == 0 and files.exists(job.temporary / manifest.FILE):
+            _seal(job, fence, files)
+            return 0
         if job.world_size == 1:
             return _alone(job, source, writer, blanks, fence, files, clock)
         return _together(job, source, writer, blanks, fence, files, clock, meeting)
     except BaseException as error:
         first = None
         try:
-            if isinstance(error, Abandoned) and is_committed(job, files):
+            if isinstance(error, Abandoned | FileNotFoundError) and is_committed(job, files):
                 return 0
             first = meeting.given_up() if isinstance(error, OSError) else None
             if first is None and not isinstance(error, Abandoned):
@@ -125,6 +134,8 @@ def _alone(job: Job, source: Source, writer: Writer, blanks: Blanks, fence: Fenc
     """One rank needs no agreement, so it writes each array as soon as it is staged."""
     path = job.temporary / DATA_FILE
     outline = plan([source.outline])
+    if files.exists(path):
+        files.remove(path)
     _make_room(outline, path, files)
     offsets = blanks.make(path, outline.shards, _attributes(job))
     index = {entry.name: i for i, entry in enumerate(source.outline)}
@@ -156,8 +167,13 @@ def _together(
     offsets: dict[str, int] = {}
     if job.rank == 0:
         agreed = plan([[manifest.entry_from_json(e) for e in held] for held in meeting.hear_all("held")])
-        _make_room(agreed, path, files)
-        offsets = blanks.make(path, agreed.shards, _attributes(job))
+        offsets = meeting.said("laid") or {}
+        if not offsets:
+            if files.exists(path):  # laid out in part: nobody has been told of it
+                files.remove(path)
+            _make_room(agreed, path, files)
+            offsets = blanks.make(path, agreed.shards, _attributes(job))
+            meeting.tell("laid", offsets)
         for rank, work in enumerate(agreed.work):
             spans = [
                 [agreed.shards[s.shard].entry.name, s.begin, s.end, offsets[agreed.shards[s.shard].path]] for s in work
@@ -175,9 +191,10 @@ def _together(
             lambda begin, end, i=index[name]: source.data(i, begin, end),  # type: ignore[misc]
         )
     ]
-    writer.write(path, parts, meeting.beat)
-    source.confirm()
-    meeting.tell("written", sum(piece.nbytes for piece in parts))
+    if meeting.said("written") is None:
+        writer.write(path, parts, meeting.beat)
+        source.confirm()
+        meeting.tell("written", sum(piece.nbytes for piece in parts))
     if agreed is not None:
         meeting.hear_all("written")
         _finish(job, agreed, offsets, fence, files, clock)
@@ -220,10 +237,16 @@ def _finish(job: Job, agreed: Plan, offsets: Mapping[str, int], fence: Fence, fi
         ),
         saved_at=clock.wall().isoformat(timespec="seconds"),
     )
-    for name in files.names(job.temporary):
-        if name != DATA_FILE:
-            files.remove(job.temporary / name)
     files.write(job.temporary / manifest.FILE, manifest.encode(whole))
+    _seal(job, fence, files)
+
+
+def _seal(job: Job, fence: Fence, files: Files) -> None:
+    """The manifest is there, so everything else is: only the name is missing. Rank 0 only."""
+    for name in files.names(job.temporary):
+        if name not in (DATA_FILE, manifest.FILE):
+            files.remove(job.temporary / name)
+    files.fsync_dir(job.temporary)
     fence.check()
     if files.exists(job.target):
         if is_committed(job, files):  # by a rank that saw it late, or an attempt before: the same step, whole

@@ -52,6 +52,9 @@ class Meeting(Protocol):
             Overdue, Abandoned
         """
 
+    def said(self, kind: str) -> Any:
+        """What this rank has told everybody of this kind, perhaps in an earlier process; None where it has not."""
+
     def give_up(self, reason: str, left_out: bool = False) -> None:
         """Tell the others not to wait; `left_out` where nothing has failed."""
 
@@ -76,6 +79,9 @@ class Alone:
 
     def hear_all(self, kind: str) -> list[Any]:
         return [self._told[kind]]
+
+    def said(self, kind: str) -> Any:
+        return self._told.get(kind)
 
     def give_up(self, reason: str, left_out: bool = False) -> None:
         """Nobody waits."""
@@ -135,6 +141,10 @@ class FileMeeting:
         wanted = {_name(kind, rank, None): rank for rank in range(self._world_size)}
         self._wait(kind, wanted)
         return [json.loads(self._files.read(self.folder / name)) for name in wanted]
+
+    def said(self, kind: str) -> Any:
+        path = self.folder / _name(kind, self._rank, None)
+        return json.loads(self._files.read(path)) if self._files.exists(path) else None
 
     def give_up(self, reason: str, left_out: bool = False) -> None:
         self._files.make_dir(self.folder)
