@@ -14,7 +14,7 @@ from typing import Any
 
 from transom_hpc.ckpt import h5file
 from transom_hpc.ckpt.files import Files
-from transom_hpc.ckpt.layout import Shard
+from transom_hpc.ckpt.layout import Shard, data_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,47 +37,59 @@ class Blanks:
 
     Args:
         align_bytes: see h5file.lay_out.
+        count: data files of a checkpoint, such as the number of storage targets; no more than there are arrays.
     """
 
-    def __init__(self, files: Files, align_bytes: int = h5file.ALIGN) -> None:
+    def __init__(self, files: Files, align_bytes: int = h5file.ALIGN, count: int = 1) -> None:
         self._files = files
         self._align_bytes = align_bytes
+        self.count = count
         self._key: tuple[Any, ...] = ()
-        self._pattern: _Pattern | None = None
+        self._patterns: list[_Pattern] = []
 
-    def make(self, path: Path, shards: Sequence[Shard], attributes: Mapping[str, Any]) -> dict[str, int]:
-        """Make a file that does not exist yet, with its blocks reserved.
+    def make(self, folder: Path, shards: Sequence[Shard], attributes: Mapping[str, Any]) -> dict[str, int]:
+        """Make the files, which do not exist yet, with their blocks reserved.
 
         Returns:
-            The byte offset of each dataset that has bytes, by its path.
+            The byte offset in its file of each dataset that has bytes, by its path.
 
         Raises:
-            OSError: there is no room, or the file could not be made.
+            OSError: there is no room, or a file could not be made.
         """
         key = (
-            tuple((s.path, s.entry.dtype, s.entry.shape, s.entry.start, s.entry.global_shape) for s in shards),
+            tuple((s.path, s.file, s.entry.dtype, s.entry.shape, s.entry.start, s.entry.global_shape) for s in shards),
             tuple(attributes.items()),
         )
-        if self._pattern is not None and key == self._key:
-            fd = self._files.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-            try:
-                self._files.allocate(fd, self._pattern.size)
-                os.truncate(fd, self._pattern.size)
-                for offset, data in self._pattern.rest:
-                    self._write(fd, data, offset)
-            finally:
-                self._files.close(fd)
-            return self._pattern.offsets
-        offsets = h5file.lay_out(path, shards, attributes, self._align_bytes)
+        if key == self._key:
+            for number, pattern in enumerate(self._patterns):
+                self._copy(folder / data_file(number), pattern)
+        else:
+            numbers = range(1 + max((shard.file for shard in shards), default=0))
+            self._patterns = [self._lay_out(folder, number, shards, attributes) for number in numbers]
+            self._key = key
+        return {path: offset for pattern in self._patterns for path, offset in pattern.offsets.items()}
+
+    def _copy(self, path: Path, pattern: _Pattern) -> None:
+        fd = self._files.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        try:
+            self._files.allocate(fd, pattern.size)
+            os.truncate(fd, pattern.size)
+            for offset, data in pattern.rest:
+                self._write(fd, data, offset)
+        finally:
+            self._files.close(fd)
+
+    def _lay_out(self, folder: Path, number: int, shards: Sequence[Shard], attributes: Mapping[str, Any]) -> _Pattern:
+        offsets = h5file.lay_out(folder, number, shards, attributes, self._align_bytes)
         sizes = {shard.path: shard.entry.nbytes for shard in shards}
+        path = folder / data_file(number)
         fd = self._files.open(path, os.O_RDWR)
         try:
             size = self._files.size(path)
             self._files.allocate(fd, size)
-            self._key, self._pattern = key, _Pattern(size, offsets, _rest(fd, size, offsets, sizes))
+            return _Pattern(size, offsets, _rest(fd, size, offsets, sizes))
         finally:
             self._files.close(fd)
-        return offsets
 
     def _write(self, fd: int, data: bytes, offset: int) -> None:
         view = memoryview(data)

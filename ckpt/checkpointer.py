@@ -18,13 +18,13 @@ from transom_hpc.ckpt import catalog, commit, fence, h5file, housekeeping, kinds
 from transom_hpc.ckpt import state as states
 from transom_hpc.ckpt.blank import Blanks
 from transom_hpc.ckpt.commit import Job
-from transom_hpc.ckpt.direct import DirectWriter
 from transom_hpc.ckpt.files import Files
 from transom_hpc.ckpt.meeting import Abandoned, Alone, FileMeeting, LeftOut, Meeting
 from transom_hpc.ckpt.recovery import Recovery
 from transom_hpc.ckpt.retention import Keep
 from transom_hpc.ckpt.saver import Saver
 from transom_hpc.ckpt.slots import Slots
+from transom_hpc.ckpt.writers import Writers
 
 if TYPE_CHECKING:
     import torch
@@ -111,7 +111,7 @@ class Checkpointer:
         self._slots, self._folder = self._open_slots(shm, shm_bytes, environment)
         self._saver = Saver(
             self._slots,
-            DirectWriter(self._files),
+            Writers(self._files),
             Blanks(self._files, align_bytes),
             self._fence,
             self._files,

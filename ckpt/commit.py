@@ -7,22 +7,26 @@ there tells a second writer, when the first one dies, how far a rank had come.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from transom_hpc.base.clock import Clock
 from transom_hpc.base.errors import CorruptCheckpoint, SaveError
-from transom_hpc.ckpt import catalog, housekeeping, manifest
+from transom_hpc.ckpt import catalog, dtypes, housekeeping, manifest
 from transom_hpc.ckpt.blank import Blanks
-from transom_hpc.ckpt.direct import Writer, pieces
+from transom_hpc.ckpt.direct import Batch, pieces
 from transom_hpc.ckpt.fence import Fence
 from transom_hpc.ckpt.files import Files
-from transom_hpc.ckpt.layout import Plan, plan
+from transom_hpc.ckpt.layout import Plan, Shard, Span, data_file, plan
 from transom_hpc.ckpt.meeting import Abandoned, Alone, FileMeeting, Meeting
 from transom_hpc.ckpt.staging import Source
+from transom_hpc.ckpt.writers import Writers
 
-DATA_FILE = "data-00000.h5"
+_FILES_OF_A_RANK = 6
+"""Small files by which a rank speaks to the others in a save, or the manifest where there are no others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +91,7 @@ def is_committed(job: Job, files: Files) -> bool:
     return True
 
 
-def commit(job: Job, source: Source, writer: Writer, blanks: Blanks, fence: Fence, files: Files, clock: Clock) -> int:
+def commit(job: Job, source: Source, writers: Writers, blanks: Blanks, fence: Fence, files: Files, clock: Clock) -> int:
     """Write this rank's part and commit with the others. All ranks must call it.
 
     Where the process that did it has died, another one may call it again with the same job and bytes: it goes on.
@@ -108,8 +112,8 @@ def commit(job: Job, source: Source, writer: Writer, blanks: Blanks, fence: Fenc
             _seal(job, fence, files)
             return 0
         if job.world_size == 1:
-            return _alone(job, source, writer, blanks, fence, files, clock)
-        return _together(job, source, writer, blanks, fence, files, clock, meeting)
+            return _alone(job, source, writers, blanks, fence, files, clock, meeting)
+        return _together(job, source, writers, blanks, fence, files, clock, meeting)
     except BaseException as error:
         first = None
         try:
@@ -120,7 +124,7 @@ def commit(job: Job, source: Source, writer: Writer, blanks: Blanks, fence: Fenc
                 meeting.give_up(f"{type(error).__name__}: {error}")
             if job.rank == 0:
                 # The space back at once; what the others still read goes with the next save.
-                files.remove(job.temporary / DATA_FILE)
+                _clear(job, files)
                 if job.world_size == 1:
                     files.remove(job.temporary)
         except OSError:
@@ -130,91 +134,127 @@ def commit(job: Job, source: Source, writer: Writer, blanks: Blanks, fence: Fenc
         raise
 
 
-def _alone(job: Job, source: Source, writer: Writer, blanks: Blanks, fence: Fence, files: Files, clock: Clock) -> int:
+def _alone(
+    job: Job,
+    source: Source,
+    writers: Writers,
+    blanks: Blanks,
+    fence: Fence,
+    files: Files,
+    clock: Clock,
+    meeting: Meeting,
+) -> int:
     """One rank needs no agreement, so it writes each array as soon as it is staged."""
-    path = job.temporary / DATA_FILE
-    outline = plan([source.outline])
-    if files.exists(path):
-        files.remove(path)
-    _make_room(outline, path, files)
-    offsets = blanks.make(path, outline.shards, _attributes(job))
-    index = {entry.name: i for i, entry in enumerate(source.outline)}
-    parts = [
-        piece
-        for span in outline.work[0]
-        for piece in pieces(
-            offsets[outline.shards[span.shard].path],
-            span.begin,
-            span.end,
-            lambda begin, end, i=index[outline.shards[span.shard].entry.name]: source.data(i, begin, end),  # type: ignore[misc]
-        )
-    ]
-    writer.write(path, parts, lambda: None)
+    how = writers.decide(job.directory, [writers.possible()])
+    outline = plan([source.outline], blanks.count)
+    _clear(job, files)
+    _make_room(job, outline, files)
+    offsets = blanks.make(job.temporary, outline.shards, _attributes(job))
+    batches = _batches(_orders(outline, outline.work[0], offsets), source)
+    if how != "direct":
+        source.entries()  # nothing is measured that waits for a copy
+    wrote = writers.write(how, job.temporary, _names(outline.shards), batches, meeting, 0, 1)
     source.confirm()
     summed = {entry.name: entry for entry in source.entries()}
     whole = replace(outline, shards=tuple(replace(s, entry=summed[s.entry.name]) for s in outline.shards))
-    _finish(job, whole, offsets, fence, files, clock)
+    _finish(job, whole, offsets, wrote, fence, files, clock)
     return outline.bytes_of(0)
 
 
 def _together(
-    job: Job, source: Source, writer: Writer, blanks: Blanks, fence: Fence, files: Files, clock: Clock, meeting: Meeting
+    job: Job,
+    source: Source,
+    writers: Writers,
+    blanks: Blanks,
+    fence: Fence,
+    files: Files,
+    clock: Clock,
+    meeting: Meeting,
 ) -> int:
-    path = job.temporary / DATA_FILE
     entries = source.entries()
-    meeting.tell("held", [manifest.entry_to_json(entry) for entry in entries])
+    meeting.tell("held", [[manifest.entry_to_json(entry) for entry in entries], writers.possible()])
     agreed: Plan | None = None
     offsets: dict[str, int] = {}
     if job.rank == 0:
-        agreed = plan([[manifest.entry_from_json(e) for e in held] for held in meeting.hear_all("held")])
-        offsets = meeting.said("laid") or {}
-        if not offsets:
-            if files.exists(path):  # laid out in part: nobody has been told of it
-                files.remove(path)
-            _make_room(agreed, path, files)
-            offsets = blanks.make(path, agreed.shards, _attributes(job))
-            meeting.tell("laid", offsets)
+        held = meeting.hear_all("held")
+        laid = meeting.said("laid")
+        how = laid[0] if laid else writers.decide(job.directory, [possible for _, possible in held])
+        everything = [[manifest.entry_from_json(entry) for entry in mine] for mine, _ in held]
+        agreed = plan(everything, blanks.count, together=how != "direct")
+        if laid:
+            offsets = laid[1]
+        else:
+            _clear(job, files)  # laid out in part: nobody has been told of it
+            _make_room(job, agreed, files)
+            offsets = blanks.make(job.temporary, agreed.shards, _attributes(job))
+            meeting.tell("laid", [how, offsets])
         for rank, work in enumerate(agreed.work):
-            spans = [
-                [agreed.shards[s.shard].entry.name, s.begin, s.end, offsets[agreed.shards[s.shard].path]] for s in work
-            ]
-            meeting.tell("work", spans, to=rank)
-    index = {entry.name: i for i, entry in enumerate(entries)}
-    mine = meeting.hear("work", 0, mine=True)
-    parts = [
-        piece
-        for name, begin, end, offset in mine
-        for piece in pieces(
-            offset,
-            begin,
-            end,
-            lambda begin, end, i=index[name]: source.data(i, begin, end),  # type: ignore[misc]
-        )
-    ]
+            meeting.tell("work", [how, _names(agreed.shards), _orders(agreed, work, offsets)], to=rank)
+    how, names, orders = meeting.hear("work", 0, mine=True)
+    batches = _batches(orders, source)
+    wrote = how
     if meeting.said("written") is None:
-        writer.write(path, parts, meeting.beat)
+        wrote = writers.write(how, job.temporary, names, batches, meeting, job.rank, job.world_size)
         source.confirm()
-        meeting.tell("written", sum(piece.nbytes for piece in parts))
+        meeting.tell("written", sum(batch.nbytes for batch in batches))
     if agreed is not None:
         meeting.hear_all("written")
-        _finish(job, agreed, offsets, fence, files, clock)
+        _finish(job, agreed, offsets, wrote, fence, files, clock)
     elif isinstance(meeting, FileMeeting):
         meeting.until_gone()
-    return sum(piece.nbytes for piece in parts)
+    return sum(batch.nbytes for batch in batches)
 
 
-def _make_room(agreed: Plan, path: Path, files: Files) -> None:
-    """Refuse before anything is written what can't end well."""
+def _names(shards: Sequence[Shard]) -> list[str]:
+    """The data files that these make."""
+    return [data_file(number) for number in range(1 + max((shard.file for shard in shards), default=0))]
+
+
+def _orders(agreed: Plan, work: Sequence[Span], offsets: Mapping[str, int]) -> list[list[Any]]:
+    """What one rank writes, as it is told."""
+    return [
+        [s.entry.name, data_file(s.file), s.path, offsets[s.path], span.begin, span.end, span.turns]
+        for span in work
+        for s in (agreed.shards[span.shard],)
+    ]
+
+
+def _batches(orders: Sequence[Sequence[Any]], source: Source) -> list[Batch]:
+    """What one rank writes, with the bytes."""
+    index = {entry.name: (i, entry.dtype == dtypes.JSON) for i, entry in enumerate(source.outline)}
+    found = []
+    for name, file, dataset, offset, begin, end, turns in orders:
+        number, whole = index[name]
+        found.append(Batch(file, dataset, offset, pieces(begin, end, partial(source.data, number), whole), turns))
+    return found
+
+
+def _clear(job: Job, files: Files) -> None:
+    """Take away data files that nobody will commit."""
+    for name in files.names(job.temporary):
+        if name.startswith("data-"):
+            files.remove(job.temporary / name)
+
+
+def _make_room(job: Job, agreed: Plan, files: Files) -> None:
+    """Refuse before anything is made what can't end well. What a quota or a reservation leaves shows when the blank
+    files are made, which reserves every block of them, still before any data is written."""
     need = sum(shard.entry.nbytes for shard in agreed.shards)
-    free = files.free_bytes(path.parent)
+    free = files.free_bytes(job.temporary)
     if free < need:
         raise SaveError(
-            f"{path.parent.parent} has {free / 1e9:.2f} GB left and the checkpoint takes {need / 1e9:.2f} GB; "
+            f"{job.directory} has {free / 1e9:.2f} GB left and the checkpoint takes {need / 1e9:.2f} GB; "
             "make room, or keep fewer checkpoints",
-            path=path,
+            path=job.directory,
         )
-    if files.free_inodes(path.parent) == 0:
-        raise SaveError(f"{path.parent.parent} has no room for another file (inodes); remove some", path=path)
+    number = len(_names(agreed.shards)) + _FILES_OF_A_RANK * job.world_size
+    left = files.free_inodes(job.temporary)
+    if left is not None and left < number:
+        raise SaveError(
+            f"{job.directory} has room for {left} more files (inodes) and the checkpoint takes up to {number}; "
+            "remove some",
+            path=job.directory,
+        )
 
 
 def _attributes(job: Job) -> dict[str, int]:
@@ -222,20 +262,22 @@ def _attributes(job: Job) -> dict[str, int]:
     return {"transom_checkpoint": manifest.FORMAT, "world_size": job.world_size}
 
 
-def _finish(job: Job, agreed: Plan, offsets: Mapping[str, int], fence: Fence, files: Files, clock: Clock) -> None:
+def _finish(
+    job: Job, agreed: Plan, offsets: Mapping[str, int], writer: str, fence: Fence, files: Files, clock: Clock
+) -> None:
     """Everything is on disk, by everybody: manifest, then the name. Rank 0 only."""
-    path = job.temporary / DATA_FILE
     whole = manifest.Manifest(
         step=job.step,
         attempt=job.attempt,
         world_size=job.world_size,
         metrics=job.metrics,
-        files={DATA_FILE: files.size(path)},
+        files={name: files.size(job.temporary / name) for name in _names(agreed.shards)},
         stored=tuple(
-            manifest.Stored(shard.entry, shard.rank, shard.path, DATA_FILE, offsets.get(shard.path, 0))
+            manifest.Stored(shard.entry, shard.rank, shard.path, data_file(shard.file), offsets.get(shard.path, 0))
             for shard in agreed.shards
         ),
         saved_at=clock.wall().isoformat(timespec="seconds"),
+        writer=writer,
     )
     files.write(job.temporary / manifest.FILE, manifest.encode(whole))
     _seal(job, fence, files)
@@ -244,7 +286,7 @@ def _finish(job: Job, agreed: Plan, offsets: Mapping[str, int], fence: Fence, fi
 def _seal(job: Job, fence: Fence, files: Files) -> None:
     """The manifest is there, so everything else is: only the name is missing. Rank 0 only."""
     for name in files.names(job.temporary):
-        if name not in (DATA_FILE, manifest.FILE):
+        if name != manifest.FILE and not name.startswith("data-"):
             files.remove(job.temporary / name)
     files.fsync_dir(job.temporary)
     fence.check()

@@ -11,7 +11,9 @@ import errno
 import mmap
 import os
 import threading
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,10 +23,9 @@ import numpy as np
 
 from transom_hpc.ckpt import lanes
 from transom_hpc.ckpt.files import Files
+from transom_hpc.ckpt.layout import PIECE_BYTES
 
 ALIGN = 4096
-PIECE_BYTES = 8 << 20
-"""One transfer. A fraction of the checksum's block, so that a block never needs two threads."""
 
 _REFUSED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP)
 _buffers = threading.local()
@@ -35,24 +36,59 @@ class Piece:
     """Bytes on their way to a file.
 
     Args:
-        offset: in the file.
-        data: the bytes; asked for when their turn comes, so that they may still be on their way until then.
+        begin: of the first one in its dataset.
         nbytes: how many.
+        data: the bytes; asked for when their turn comes, so that they may still be on their way until then.
     """
 
-    offset: int
-    data: Callable[[], memoryview]
+    begin: int
     nbytes: int
+    data: Callable[[], memoryview]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one rank puts into one dataset.
+
+    Args:
+        file: name of the data file in the checkpoint's folder.
+        dataset: path in the HDF5 file.
+        offset: of the dataset's first byte in the file.
+        pieces: in order.
+        turns: see layout.Span.
+    """
+
+    file: str
+    dataset: str
+    offset: int
+    pieces: tuple[Piece, ...]
+    turns: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all pieces."""
+        return sum(piece.nbytes for piece in self.pieces)
 
 
 class Writer(Protocol):
-    """Puts bytes into a file that is laid out already."""
+    """Puts bytes into files that are laid out already."""
 
-    def write(self, path: Path, pieces: Iterable[Piece], progress: Callable[[], None]) -> None:
-        """Write and make durable; `progress` is called after each piece, from several threads.
+    def write(
+        self, folder: Path, names: Sequence[str], batches: Sequence[Batch], progress: Callable[[], None]
+    ) -> float:
+        """Write and make durable.
+
+        Args:
+            folder: that holds the files.
+            names: of all data files, the same on all ranks.
+            batches: what this rank writes.
+            progress: called after each piece, from several threads.
+
+        Returns:
+            How long it took, in seconds, without the wait for ranks that came later.
 
         Raises:
-            OSError: something is not on disk.
+            OSError, SaveError: something is not on disk.
         """
 
 
@@ -62,14 +98,28 @@ class DirectWriter:
     def __init__(self, files: Files) -> None:
         self._files = files
 
-    def write(self, path: Path, pieces: Iterable[Piece], progress: Callable[[], None]) -> None:
-        with Target(self._files, path, os.O_WRONLY) as target:
-            lanes.run([partial(_send, target, piece, progress) for piece in pieces])
-            self._files.fsync(target.buffered)
+    def write(
+        self, folder: Path, names: Sequence[str], batches: Sequence[Batch], progress: Callable[[], None]
+    ) -> float:
+        began = time.perf_counter()
+        with ExitStack() as opened:
+            targets = {
+                name: opened.enter_context(Target(self._files, folder / name, os.O_WRONLY))
+                for name in names
+                if any(batch.file == name for batch in batches) or len(names) == 1
+            }
+            lanes.run(
+                partial(_send, targets[batch.file], piece, batch.offset, progress)
+                for batch in batches
+                for piece in batch.pieces
+            )
+            for target in targets.values():
+                self._files.fsync(target.buffered)
+        return time.perf_counter() - began
 
 
-def _send(target: Target, piece: Piece, progress: Callable[[], None]) -> None:
-    target.put(piece.data(), piece.offset)
+def _send(target: Target, piece: Piece, offset: int, progress: Callable[[], None]) -> None:
+    target.put(piece.data(), offset + piece.begin)
     progress()
 
 
@@ -180,7 +230,13 @@ def _buffer() -> memoryview:
     return held
 
 
-def pieces(offset: int, begin: int, end: int, data: Callable[[int, int], memoryview]) -> list[Piece]:
-    """Cut bytes [begin, end) of an array that lies at this offset into pieces on their way."""
-    cut = [(at, min(at + PIECE_BYTES, end)) for at in range(begin, end, PIECE_BYTES)]
-    return [Piece(offset + at, partial(data, at, stop), stop - at) for at, stop in cut]
+def pieces(begin: int, end: int, data: Callable[[int, int], memoryview], whole: bool = False) -> tuple[Piece, ...]:
+    """Cut bytes [begin, end) of an array into pieces on their way.
+
+    Args:
+        data: gives the bytes of the array from one to another.
+        whole: leave them in one.
+    """
+    size = end - begin if whole else PIECE_BYTES
+    cut = [(at, min(at + size, end)) for at in range(begin, end, size or 1)]
+    return tuple(Piece(at, stop - at, partial(data, at, stop)) for at, stop in cut)

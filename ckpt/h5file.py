@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 
 from transom_hpc.ckpt import dtypes
-from transom_hpc.ckpt.layout import Shard
+from transom_hpc.ckpt.layout import Shard, data_file
 
 ALIGN = 4096
 _META_BYTES = 1 << 16
 """HDF5 asks for space for names and types in runs of this many bytes, so that it does not scatter them."""
 
 
-def _h5py() -> Any:
+def library() -> Any:
     """h5py, without starting MPI.
 
     An h5py with MPI starts it when imported. Under srun without a matching MPI type that aborts the program, so MPI is
@@ -49,41 +49,45 @@ def _h5py() -> Any:
 def load() -> None:
     """Load h5py, if it is there, so that no thread does it while the interpreter ends: that is a segmentation fault."""
     with contextlib.suppress(ImportError):  # the save will say so
-        _h5py()
+        library()
 
 
 def lay_out(
-    path: Path, shards: Sequence[Shard], attributes: Mapping[str, Any], alignment: int = ALIGN
+    folder: Path, number: int, shards: Sequence[Shard], attributes: Mapping[str, Any], alignment: int = ALIGN
 ) -> dict[str, int]:
-    """Make the file.
+    """Make one data file. The first one also shows what is in the others, so that it is enough to open it.
 
     Args:
-        path: of a file that does not exist yet.
-        shards: what will be in it.
+        folder: where; the file does not exist yet.
+        number: of the file.
+        shards: everything that the checkpoint will hold, in whichever file.
         attributes: of the file, for people who open it with other tools.
         alignment: each dataset of so many bytes or more begins at a multiple of them, each other one at a multiple of
             ALIGN.
 
     Returns:
-        The byte offset of each dataset by its path; those without bytes are left out.
+        The byte offset of each dataset in this file by its path; those without bytes are left out.
 
     Raises:
         OSError: the file could not be made.
     """
-    h5py = _h5py()
+    h5py = library()
+    path = folder / data_file(number)
     offsets: dict[str, int] = {}
-    wide = [shard for shard in shards if shard.entry.nbytes >= alignment > ALIGN]
-    narrow = [shard for shard in shards if not shard.entry.nbytes >= alignment > ALIGN]
+    here = [shard for shard in shards if shard.file == number]
+    wide = [shard for shard in here if shard.entry.nbytes >= alignment > ALIGN]
+    narrow = [shard for shard in here if not shard.entry.nbytes >= alignment > ALIGN]
     with _open(h5py, path, "x", 1, ALIGN) as file:
         for name, value in attributes.items():
             file.attrs[name] = value
         _add(h5py, file, narrow, offsets)
-        if not wide:
-            _virtual(h5py, file, shards)
+        if not wide and number == 0:
+            _show(h5py, file, shards)
     if wide:  # a file has one alignment as long as it is open
         with _open(h5py, path, "r+", alignment, alignment) as file:
             _add(h5py, file, wide, offsets)
-            _virtual(h5py, file, shards)
+            if number == 0:
+                _show(h5py, file, shards)
     return offsets
 
 
@@ -100,28 +104,35 @@ def _open(h5py: Any, path: Path, mode: str, threshold: int, interval: int) -> An
 
 
 def _add(h5py: Any, file: Any, shards: Sequence[Shard], offsets: dict[str, int]) -> None:
-    links = h5py.h5p.create(h5py.h5p.LINK_CREATE)
-    links.set_create_intermediate_group(True)
-    links.set_char_encoding(h5py.h5t.CSET_UTF8)
+    links = _links(h5py)
     how = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     how.set_layout(h5py.h5d.CONTIGUOUS)
     how.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     how.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    how.set_obj_track_times(False)  # the same state gives the same bytes, whenever it is saved
     for shard in shards:
         dataset = _create(h5py, file, shard, how, links)
         if shard.entry.nbytes:
             offsets[shard.path] = int(dataset.get_offset())
 
 
+def _links(h5py: Any) -> Any:
+    links = h5py.h5p.create(h5py.h5p.LINK_CREATE)
+    links.set_create_intermediate_group(True)
+    links.set_char_encoding(h5py.h5t.CSET_UTF8)
+    return links
+
+
 def _create(h5py: Any, file: Any, shard: Shard, how: Any, links: Any) -> Any:
     entry = shard.entry
     attributes: tuple[tuple[str, str], ...] = ()
-    if dtypes.is_object(entry.dtype):
-        if entry.dtype == dtypes.JSON:
-            kind = h5py.h5t.py_create(h5py.string_dtype("ascii", max(1, entry.nbytes)))
-        else:
-            kind = h5py.h5t.py_create(np.dtype(f"V{max(1, entry.nbytes)}"), logical=True)
+    if entry.dtype == dtypes.JSON:
+        kind = h5py.h5t.py_create(h5py.string_dtype("ascii", max(1, entry.nbytes)))
         space = h5py.h5s.create(h5py.h5s.SCALAR)
+        attributes = (("holds", entry.dtype),)
+    elif dtypes.is_object(entry.dtype):  # bytes, not one element of that size, which could not be written in parts
+        kind = h5py.h5t.py_create(np.dtype(np.uint8))
+        space = h5py.h5s.create_simple((entry.nbytes,))
         attributes = (("holds", entry.dtype),)
     else:
         held = dtypes.storage(entry.dtype)
@@ -137,12 +148,16 @@ def _create(h5py: Any, file: Any, shard: Shard, how: Any, links: Any) -> Any:
     return dataset
 
 
-def _virtual(h5py: Any, file: Any, shards: Sequence[Shard]) -> None:
-    """For each array in parts, one dataset of the whole shape that shows the parts together."""
+def _show(h5py: Any, file: Any, shards: Sequence[Shard]) -> None:
+    """Let the first file show what is elsewhere: an array in parts as one dataset of the whole shape (virtual), an
+    array in another file under its own name (an external link: where that file is missing, reading fails)."""
     parts: dict[str, list[Shard]] = {}
     for shard in shards:
         if shard.path.startswith("/shards/"):
             parts.setdefault(shard.entry.name, []).append(shard)
+        elif shard.file:
+            path = shard.path.encode("utf-8")
+            file.id.links.create_external(path, data_file(shard.file).encode(), path, _links(h5py))
     for name, found in parts.items():
         entry = found[0].entry
         held = dtypes.storage(entry.dtype)
@@ -155,7 +170,8 @@ def _virtual(h5py: Any, file: Any, shards: Sequence[Shard]) -> None:
             where = tuple(
                 slice(start, start + count) for start, count in zip(shard.entry.start, shard.entry.shape, strict=True)
             )
-            layout[where] = h5py.VirtualSource(".", shard.path, shape=shard.entry.shape)
+            source = data_file(shard.file) if shard.file else "."
+            layout[where] = h5py.VirtualSource(source, shard.path, shape=shard.entry.shape)
         dataset = file.create_virtual_dataset(f"/{name}", layout)
         for key, value in held.attributes:
             dataset.attrs[key] = value

@@ -7,15 +7,21 @@ of arrays in the file are not decided here: HDF5 gives them (see h5file).
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from transom_hpc.ckpt import dtypes
 
 BLOCK_BYTES = 16 << 20
 """Bytes that one checksum covers. Small enough to name the place of a fault, large enough to cost nothing."""
 
 SPLIT_BYTES = 1 << 20
 """Writing of one array is split between ranks at multiples of this many bytes, so that no two share a page."""
+
+PIECE_BYTES = 8 << 20
+"""One transfer. A fraction of the checksum's block, so that a block never needs two threads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +55,28 @@ class Shard:
         path: of the dataset in the file.
         rank: the rank whose own it is; None where all ranks hold the same.
         entry: what it is.
+        file: number of the data file that holds it.
     """
 
     path: str
     rank: int | None
     entry: Entry
+    file: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Bytes that one rank writes: [begin, end) of the shard with this index in the plan."""
+    """Bytes that one rank writes: [begin, end) of the shard with this index in the plan.
+
+    `turns` is 0 where a single rank writes the whole shard, or several without regard to each other. Otherwise all
+    ranks write a part of it, in so many transfers of PIECE_BYTES or less that they make together; the part of a rank
+    may need one transfer less than that.
+    """
 
     shard: int
     begin: int
     end: int
+    turns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +101,19 @@ def is_whole(entry: Entry) -> bool:
     return entry.shape == entry.global_shape
 
 
-def plan(held: Sequence[Sequence[Entry]]) -> Plan:
-    """Decide what is kept and who writes it.
+def data_file(number: int) -> str:
+    """The name of a data file in the checkpoint's folder."""
+    return f"data-{number:05d}.h5"
+
+
+def plan(held: Sequence[Sequence[Entry]], files: int = 1, together: bool = False) -> Plan:
+    """Decide what is kept, in which file, and who writes it.
 
     Args:
         held: for each rank, in rank order, what it holds. Names are unique within a rank.
+        files: data files to spread it over; no more are used than there are arrays.
+        together: cut what all ranks hold into a part for each of them where it is large enough, for a writer whose
+            transfers are collective. Changes who writes what, never where it lies.
 
     Returns:
         The plan: the same for the same input, whoever computes it.
@@ -109,16 +131,55 @@ def plan(held: Sequence[Sequence[Entry]]) -> Plan:
             if entry.name not in everywhere:
                 own[rank].append(len(shards))
                 shards.append(Shard(_path(entry, rank, len(held)), rank, entry))
-    own_bytes = [sum(shards[i].entry.nbytes for i in mine) for mine in own]
-    parts = _spread([shards[i].entry.nbytes for i in shared], own_bytes)
+    alike = [i for i in shared if together and _can_be_cut(shards[i].entry, len(held))]
+    rest = [i for i in shared if i not in set(alike)]
+    cuts = [[_part(shards[i].entry.nbytes, rank, len(held)) for i in alike] for rank in range(len(held))]
+    loads = [
+        sum(shards[i].entry.nbytes for i in own[rank]) + sum(end - begin for begin, end in cuts[rank])
+        for rank in range(len(held))
+    ]
+    parts = _spread([(shards[i].entry.nbytes, _is_one(shards[i].entry)) for i in rest], loads)
     work = [
         tuple(
-            [Span(shared[i], begin, end) for i, begin, end in parts[rank]]
+            [Span(i, *cut, _turns(shards[i].entry.nbytes, len(held))) for i, cut in zip(alike, cuts[rank], strict=True)]
+            + [Span(rest[i], begin, end) for i, begin, end in parts[rank]]
             + [Span(i, 0, shards[i].entry.nbytes) for i in own[rank] if shards[i].entry.nbytes]
         )
         for rank in range(len(held))
     ]
-    return Plan(tuple(shards), tuple(work))
+    return Plan(_filed(shards, files), tuple(work))
+
+
+def _is_one(entry: Entry) -> bool:
+    """Whether HDF5 holds it as one element, which can't be written in parts."""
+    return entry.dtype == dtypes.JSON
+
+
+def _can_be_cut(entry: Entry, ranks: int) -> bool:
+    return ranks > 1 and entry.nbytes >= ranks * SPLIT_BYTES and not _is_one(entry)
+
+
+def _part(nbytes: int, rank: int, ranks: int) -> tuple[int, int]:
+    """The bytes [begin, end) of an array that fall to a rank when all get the same."""
+    units = -(-nbytes // SPLIT_BYTES)
+    return units * rank // ranks * SPLIT_BYTES, min(nbytes, units * (rank + 1) // ranks * SPLIT_BYTES)
+
+
+def _turns(nbytes: int, ranks: int) -> int:
+    """Transfers that the largest part needs."""
+    units = -(-nbytes // SPLIT_BYTES)
+    return -(-(-(-units // ranks) * SPLIT_BYTES) // PIECE_BYTES)
+
+
+def _filed(shards: Sequence[Shard], files: int) -> tuple[Shard, ...]:
+    """Give each array a file: the largest first, each to the file that has least. Objects stay in the first file."""
+    arrays = [i for i, s in enumerate(shards) if s.entry.nbytes and not dtypes.is_object(s.entry.dtype)]
+    number = [0] * len(shards)
+    loads = [(0, file) for file in range(files)]
+    for i in sorted(arrays, key=lambda i: (-shards[i].entry.nbytes, i)):
+        load, number[i] = loads[0]
+        heapq.heapreplace(loads, (load + shards[i].entry.nbytes, number[i]))
+    return tuple(replace(shard, file=number[i]) if number[i] else shard for i, shard in enumerate(shards))
 
 
 def _common(held: Sequence[Sequence[Entry]]) -> frozenset[str]:
@@ -136,34 +197,31 @@ def _path(entry: Entry, rank: int | None, world_size: int) -> str:
     return f"/{entry.name}" if rank is None or world_size == 1 else f"/ranks/{rank}/{entry.name}"
 
 
-def _spread(sizes: Sequence[int], loads: Sequence[int]) -> list[list[tuple[int, int, int]]]:
+def _spread(sizes: Sequence[tuple[int, bool]], loads: Sequence[int]) -> list[list[tuple[int, int, int]]]:
     """Cut a row of arrays into one run for each worker, so that with its own load every worker ends up even.
 
     Args:
-        sizes: bytes of each array.
+        sizes: bytes of each array, and whether it must not be cut.
         loads: bytes that each worker has to write anyway.
 
     Returns:
         For each worker (array, begin, end), in order; together they cover every byte once.
     """
-    left = sum(sizes)
+    left = sum(size for size, _ in sizes)
     room = _level(left, loads)
     work: list[list[tuple[int, int, int]]] = [[] for _ in loads]
     worker, used = 0, 0
-    for index, size in enumerate(sizes):
+    for index, (size, whole) in enumerate(sizes):
         begin = 0
         while begin < size:
-            last = worker == len(loads) - 1
-            free = size - begin if last else room[worker] - used
-            end = min(size, begin + free)
-            if end < size:
-                end = min(size, begin + math.ceil((end - begin) / SPLIT_BYTES) * SPLIT_BYTES)
-            if end > begin:
-                work[worker].append((index, begin, end))
-                used += end - begin
-                begin = end
-            if not last and used >= room[worker]:
+            while worker < len(loads) - 1 and used >= room[worker]:
                 worker, used = worker + 1, 0
+            end = size
+            if worker < len(loads) - 1 and not whole:
+                end = min(size, begin + math.ceil((room[worker] - used) / SPLIT_BYTES) * SPLIT_BYTES)
+            work[worker].append((index, begin, end))
+            used += end - begin
+            begin = end
     return work
 
 

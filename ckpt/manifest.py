@@ -51,6 +51,7 @@ class Manifest:
         files: name and size in bytes of each data file.
         stored: everything in it.
         saved_at: date and time in UTC, ISO 8601, for people.
+        writer: which writer put the data there; both give the same bytes.
     """
 
     step: int
@@ -60,6 +61,7 @@ class Manifest:
     files: Mapping[str, int]
     stored: tuple[Stored, ...]
     saved_at: str
+    writer: str = "direct"
 
     @property
     def nbytes(self) -> int:
@@ -91,6 +93,7 @@ def encode(manifest: Manifest) -> bytes:
         "metrics": dict(manifest.metrics),
         "files": dict(manifest.files),
         "saved_at": manifest.saved_at,
+        "writer": manifest.writer,
         "tensors": [
             {
                 **entry_to_json(item.entry),
@@ -126,6 +129,7 @@ def decode(data: bytes) -> Manifest:
             metrics=body["metrics"],
             files=body["files"],
             saved_at=body["saved_at"],
+            writer=body.get("writer", "direct"),  # 0.1 had no other
             stored=tuple(
                 Stored(entry_from_json(item), item["rank"], item["path"], item["file"], item["offset"])
                 for item in body["tensors"]

@@ -17,7 +17,6 @@ from transom_hpc.base.errors import CheckpointError
 from transom_hpc.ckpt import commit, housekeeping, staging
 from transom_hpc.ckpt.blank import Blanks
 from transom_hpc.ckpt.commit import Job
-from transom_hpc.ckpt.direct import Writer
 from transom_hpc.ckpt.errand import Errands
 from transom_hpc.ckpt.fence import Fence
 from transom_hpc.ckpt.files import Files
@@ -26,6 +25,7 @@ from transom_hpc.ckpt.retention import Keep
 from transom_hpc.ckpt.shm import Segment
 from transom_hpc.ckpt.slots import Slots
 from transom_hpc.ckpt.state import Leaf
+from transom_hpc.ckpt.writers import Writers
 
 log = logging.getLogger("transom_hpc.ckpt")
 
@@ -54,8 +54,8 @@ class Saver:
 
     Args:
         slots: where to stage.
-        writer: puts bytes into the file.
-        blanks: makes it.
+        writers: put bytes into the files.
+        blanks: makes them.
         keep: what is kept of what is committed.
         say: tells the program's user something, once.
     """
@@ -63,7 +63,7 @@ class Saver:
     def __init__(
         self,
         slots: Slots,
-        writer: Writer,
+        writers: Writers,
         blanks: Blanks,
         fence: Fence,
         files: Files,
@@ -72,7 +72,7 @@ class Saver:
         say: Callable[[str], None],
     ) -> None:
         self._slots = slots
-        self._writer = writer
+        self._writers = writers
         self._blanks = blanks
         self._fence = fence
         self._files = files
@@ -176,7 +176,7 @@ class Saver:
     def _run(self, save: Save) -> None:
         """One save, in the background thread."""
         try:
-            commit.commit(save.job, save.source, self._writer, self._blanks, self._fence, self._files, self._clock)
+            commit.commit(save.job, save.source, self._writers, self._blanks, self._fence, self._files, self._clock)
             self.last_step = save.job.step
         except BaseException as error:  # kept for the next call, which reports it by policy
             save.error = error

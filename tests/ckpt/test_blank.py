@@ -15,10 +15,16 @@ from transom_hpc.ckpt.files import Files
 from transom_hpc.ckpt.layout import Entry, Shard
 
 
+def make(blanks: Blanks, folder: Path, shards: list[Shard], attributes: dict[str, int]) -> dict[str, int]:
+    folder.mkdir()
+    return blanks.make(folder, shards, attributes)
+
+
 def shard(name: str, dtype: str, shape: tuple[int, ...], nbytes: int) -> Shard:
     return Shard(f"/{name}", None, Entry(name, dtype, shape, shape, (0,) * len(shape), nbytes, ("",)))
 
 
+FILE = "data-00000.h5"
 SHARDS = [
     shard("structure/m", "json", (256,), 256),
     shard("tensors/m/w", "float32", (1000, 30), 120_000),
@@ -32,11 +38,11 @@ SHARDS = [
 
 def test_the_same_bytes(tmp_path: Path) -> None:
     blanks = Blanks(Files())
-    first = blanks.make(tmp_path / "a.h5", SHARDS, {"world_size": 2})
-    second = blanks.make(tmp_path / "b.h5", SHARDS, {"world_size": 2})
-    other = blanks.make(tmp_path / "c.h5", SHARDS[:3], {"world_size": 2})
+    first = make(blanks, tmp_path / "a", SHARDS, {"world_size": 2})
+    second = make(blanks, tmp_path / "b", SHARDS, {"world_size": 2})
+    other = make(blanks, tmp_path / "c", SHARDS[:3], {"world_size": 2})
     assert first == second
-    assert (tmp_path / "a.h5").read_bytes() == (tmp_path / "b.h5").read_bytes()
+    assert (tmp_path / "a" / FILE).read_bytes() == (tmp_path / "b" / FILE).read_bytes()
     assert set(other) == {s.path for s in SHARDS[:3]}
     assert all(offset % 4096 == 0 for offset in first.values())
     assert "/tensors/empty" not in first
@@ -47,13 +53,13 @@ def test_large_arrays_begin_on_a_stripe_and_small_ones_leave_no_holes(tmp_path: 
     few = [*SHARDS, shard("tensors/v", "float32", (stripe,), 4 * stripe)]
     many = [*few, *(shard(f"tensors/{i}", "float32", (5,), 20) for i in range(200))]
     blanks = Blanks(Files(), stripe)
-    offsets = blanks.make(tmp_path / "a.h5", many, {"world_size": 2})
-    assert blanks.make(tmp_path / "b.h5", many, {"world_size": 2}) == offsets
-    assert (tmp_path / "a.h5").read_bytes() == (tmp_path / "b.h5").read_bytes()
+    offsets = make(blanks, tmp_path / "a", many, {"world_size": 2})
+    assert make(blanks, tmp_path / "b", many, {"world_size": 2}) == offsets
+    assert (tmp_path / "a" / FILE).read_bytes() == (tmp_path / "b" / FILE).read_bytes()
     assert [offsets[path] % stripe for path in ("/tensors/m/w", "/tensors/v")] == [0, 0]
     assert all(offset % 4096 == 0 for offset in offsets.values())
-    assert (tmp_path / "a.h5").stat().st_size < 50 * stripe, "one stripe each would be 200"
-    with h5py.File(tmp_path / "b.h5") as file:
+    assert (tmp_path / "a" / FILE).stat().st_size < 50 * stripe, "one stripe each would be 200"
+    with h5py.File(tmp_path / "b" / FILE) as file:
         assert file["tensors/v"].id.get_offset() == offsets["/tensors/v"]
         assert file.attrs["world_size"] == 2
 
@@ -62,13 +68,13 @@ def test_other_tools_read_it(tmp_path: Path) -> None:
     if shutil.which("h5dump") is None:
         pytest.skip("h5dump is not on this machine (hdf5-tools)")
     blanks = Blanks(Files())
-    blanks.make(tmp_path / "a.h5", SHARDS, {})
-    blanks.make(tmp_path / "b.h5", SHARDS, {})
+    make(blanks, tmp_path / "a", SHARDS, {})
+    make(blanks, tmp_path / "b", SHARDS, {})
     for command in (["h5dump", "-H"], ["h5ls", "-r"]):
-        done = subprocess.run([*command, str(tmp_path / "b.h5")], capture_output=True, text=True, timeout=30)
+        done = subprocess.run([*command, str(tmp_path / "b" / FILE)], capture_output=True, text=True, timeout=30)
         assert done.returncode == 0, done.stderr
         assert "w" in done.stdout
-    with h5py.File(tmp_path / "b.h5") as file:
+    with h5py.File(tmp_path / "b" / FILE) as file:
         assert file["tensors/m/b"].attrs["torch_dtype"] == "bfloat16"
         assert file["tensors/raw"].attrs["numpy_dtype"] == "'<M8[s]'"
 
@@ -77,11 +83,11 @@ def test_parts_show_as_one_array(tmp_path: Path) -> None:
     parts = [
         Shard(f"/shards/{r}/u", r, Entry("tensors/u", "float32", (2, 3), (4, 3), (2 * r, 0), 24, ("",))) for r in (0, 1)
     ]
-    offsets = Blanks(Files()).make(tmp_path / "a.h5", parts, {})
-    with (tmp_path / "a.h5").open("r+b") as file:
+    offsets = make(Blanks(Files()), tmp_path / "a", parts, {})
+    with (tmp_path / "a" / FILE).open("r+b") as file:
         for rank, path in enumerate(("/shards/0/u", "/shards/1/u")):
             file.seek(offsets[path])
             file.write(struct.pack("<6f", *[rank + 1] * 6))
-    with h5py.File(tmp_path / "a.h5") as file:
+    with h5py.File(tmp_path / "a" / FILE) as file:
         assert file["tensors/u"].shape == (4, 3)
         assert file["tensors/u"][:, 0].tolist() == [1, 1, 2, 2]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transom_hpc.ckpt.direct import DirectWriter, Target, pieces
+from transom_hpc.ckpt.direct import Batch, DirectWriter, Target, pieces
 from transom_hpc.ckpt.files import Files
 
 MEMORY = memoryview(mmap.mmap(-1, 1 << 20))
@@ -63,7 +63,8 @@ def test_write_and_read(
     data = MEMORY[start : start + length]
     files = HANDS[hand]()
     ticks: list[int] = []
-    DirectWriter(files).write(path, pieces(offset, 0, length, lambda b, e: data[b:e]), lambda: ticks.append(1))
+    batch = Batch("file", "/x", offset, pieces(0, length, lambda b, e: data[b:e]))
+    DirectWriter(files).write(path.parent, ["file"], [batch], lambda: ticks.append(1))
     assert path.read_bytes() == bytes(offset) + bytes(data) + bytes(400_000 - offset - length)
     assert len(ticks) == (length > 0)
     back = bytearray(length + 64)

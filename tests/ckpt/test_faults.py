@@ -18,11 +18,11 @@ from transom_hpc.base.errors import SaveError
 from transom_hpc.ckpt import Checkpointer, SaveWarning, commit, list_checkpoints, staging, verify
 from transom_hpc.ckpt.blank import Blanks
 from transom_hpc.ckpt.commit import Job
-from transom_hpc.ckpt.direct import DirectWriter
 from transom_hpc.ckpt.fence import Fence
 from transom_hpc.ckpt.files import Files
 from transom_hpc.ckpt.meeting import FileMeeting
 from transom_hpc.ckpt.state import Leaf
+from transom_hpc.ckpt.writers import Writers
 
 sys.path.insert(0, str(Path(__file__).parent))
 from faulty import Faulty
@@ -150,7 +150,7 @@ def test_a_rank_that_hears_late_finds_the_step_committed(directory: Path) -> Non
     FileMeeting(job.temporary, 0, 2, files, clock, 5.0, "x").give_up("fsync of the folder failed")
     source = staging.Straight([Leaf("tensors/x", b"1", "uint8", (1,), 1)], 2)
     fence = Fence(directory, "A1", files)
-    assert commit.commit(job, source, DirectWriter(files), Blanks(files), fence, files, clock) == 0
+    assert commit.commit(job, source, Writers(files), Blanks(files), fence, files, clock) == 0
 
 
 def test_short_writes(directory: Path) -> None:

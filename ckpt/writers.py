@@ -1,0 +1,279 @@
+"""Which writer puts the bytes there: the choice, made once by measurement, and the write itself.
+
+Both writers put the same bytes at the same places, so nothing but the speed depends on the choice. Rank 0 decides for
+each save, from what every rank can do, and all follow. Where both are possible and nothing is known, the first save is
+the measurement: its first bytes are written by both in turns, each byte once, and what is left by the faster one.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from transom_hpc.base.clock import Clock, SystemClock
+from transom_hpc.base.errors import SaveError
+from transom_hpc.ckpt.direct import Batch, DirectWriter, Writer
+from transom_hpc.ckpt.files import Files
+from transom_hpc.ckpt.layout import PIECE_BYTES
+from transom_hpc.ckpt.meeting import Meeting
+
+log = logging.getLogger("transom_hpc.ckpt")
+
+Asked = Literal["auto", "direct", "mpio"]
+
+ASKED = ("auto", "direct", "mpio")
+RECORD = ".writer-choice.json"
+MEASURE = "measure"
+
+_TURNS = ("direct", "mpio", "mpio", "direct")
+_TURN_BYTES = 64 << 20
+"""What a rank writes at most in each of the four."""
+
+
+class Collective(Writer, Protocol):
+    """A writer whose ranks write together, so that none may enter unless all do."""
+
+    @property
+    def lost(self) -> str:
+        """Why it can't be used any more in this process; empty while it can."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a rank saw of both writers.
+
+    Args:
+        seconds: by writer.
+        nbytes: by writer.
+        trouble: why mpio can't be used here; empty where it can.
+    """
+
+    seconds: Mapping[str, float]
+    nbytes: Mapping[str, int]
+    trouble: str = ""
+
+
+class Writers:
+    """The writers of one process.
+
+    Args:
+        files: the hand on the file system.
+        mpio: the collective writer; None where there is no MPI to do it with.
+        asked: "auto" for the one that is faster here, or the one to take. Only rank 0's counts.
+        clock: for the date in the record.
+    """
+
+    def __init__(
+        self, files: Files, mpio: Collective | None = None, asked: Asked = "auto", clock: Clock | None = None
+    ) -> None:
+        self._files = files
+        self._direct = DirectWriter(files)
+        self._mpio = mpio
+        self._asked = asked
+        self._clock = clock or SystemClock()
+
+    def possible(self) -> list[str]:
+        """What this process can write with, now."""
+        return ["direct"] if self._mpio is None or self._mpio.lost else ["direct", "mpio"]
+
+    def decide(self, directory: Path, possible: Sequence[Sequence[str]]) -> str:
+        """How all ranks write a save: "direct", "mpio" or "measure". Called by rank 0.
+
+        Args:
+            directory: that holds the checkpoints.
+            possible: what each rank can do.
+
+        Raises:
+            SaveError: mpio was asked for and a rank can't any more.
+        """
+        able = [rank for rank, names in enumerate(possible) if "mpio" in names]
+        if self._asked == "mpio" and len(able) < len(possible):
+            without = next(rank for rank in range(len(possible)) if rank not in able)
+            why = self._mpio.lost if self._mpio is not None and without == 0 else ""
+            raise SaveError(f"the writer mpio was asked for and rank {without} can't use it{why and f': {why}'}")
+        if self._asked != "auto" or len(able) < len(possible):
+            return "mpio" if self._asked == "mpio" else "direct"
+        return recorded(directory, len(possible), self._files) or MEASURE
+
+    def write(
+        self,
+        how: str,
+        folder: Path,
+        names: Sequence[str],
+        batches: Sequence[Batch],
+        meeting: Meeting,
+        rank: int,
+        world_size: int,
+    ) -> str:
+        """Write this rank's part and make it durable. All ranks must call it.
+
+        Args:
+            how: as rank 0 decided.
+            folder: that holds the data files.
+            names: of all data files.
+            batches: this rank's part; those with turns are the same ones in the same order on all ranks.
+            meeting: of the ranks.
+            rank: this one.
+            world_size: how many there are.
+
+        Returns:
+            The writer that wrote it.
+
+        Raises:
+            OSError, SaveError, Overdue, Abandoned: something is not on disk.
+        """
+        if how != "direct" and (meeting.said("ready") is not None or meeting.said("ready0") is not None):
+            how = "direct"  # in a process before this one; nobody can enter that write again, and none has to
+        if how == MEASURE:
+            return self._measure(folder, names, batches, meeting, rank, world_size)
+        if how == "mpio":
+            _enter(meeting, rank, "ready", "")
+        self._of(how).write(folder, names, batches, meeting.beat)
+        return how
+
+    def _of(self, name: str) -> Writer:
+        if name == "direct":
+            return self._direct
+        if self._mpio is None:
+            raise SaveError("rank 0 decided for the writer mpio, which this process does not have")
+        return self._mpio
+
+    def _measure(
+        self,
+        folder: Path,
+        names: Sequence[str],
+        batches: Sequence[Batch],
+        meeting: Meeting,
+        rank: int,
+        world_size: int,
+    ) -> str:
+        parts = cut(batches, len(_TURNS))
+        seconds, nbytes = dict.fromkeys(ASKED[1:], 0.0), dict.fromkeys(ASKED[1:], 0)
+        trouble = ""
+        try:
+            for number, name in enumerate(_TURNS):
+                trouble = _enter(meeting, rank, f"ready{number}", trouble)
+                if name == "mpio" and trouble:
+                    continue
+                try:
+                    seconds[name] += self._of(name).write(folder, names, parts[number], meeting.beat)
+                    nbytes[name] += sum(batch.nbytes for batch in parts[number])
+                except (OSError, SaveError) as error:
+                    if name != "mpio":
+                        raise
+                    trouble = f"rank {rank}: {error}"
+        finally:
+            if rank == 0 and self._mpio is not None and self._mpio.lost:
+                self._record(folder.parent, "direct", {}, 0, world_size, self._mpio.lost)
+        meeting.tell("measured", [seconds, nbytes, trouble])
+        if rank == 0:
+            said = [Measured(*item) for item in meeting.hear_all("measured")]
+            choice, speeds, why = choose(said)
+            self._record(folder.parent, choice, speeds, sum(sum(m.nbytes.values()) for m in said), world_size, why)
+            meeting.tell("chosen", [choice, why])
+        chosen, why = meeting.hear("chosen", 0)
+        rest = list(parts[-1])
+        if why:
+            rest = [*(b for part, name in zip(parts, _TURNS, strict=False) if name == "mpio" for b in part), *rest]
+        elif chosen == "mpio":
+            _enter(meeting, rank, "ready", "")
+        self._of(chosen).write(folder, names, rest, meeting.beat)
+        return str(chosen)
+
+    def _record(
+        self, directory: Path, choice: str, speeds: Mapping[str, float], nbytes: int, ranks: int, why: str
+    ) -> None:
+        """Keep the choice for later starts. A record that can't be written costs another measurement, no save."""
+        facts = {
+            "choice": choice,
+            "bytes_per_s": {name: round(speed) for name, speed in speeds.items()},
+            "bytes": nbytes,
+            "ranks": ranks,
+            "when": self._clock.wall().isoformat(timespec="seconds"),
+            "why": why,
+        }
+        shown = ", ".join(f"{name} {speed / 1e9:.2f} GB/s" for name, speed in speeds.items())
+        log.info("the writer here is %s (%s)", choice, why or shown)
+        try:
+            self._files.write(directory / RECORD, json.dumps(facts, indent=2).encode() + b"\n")
+        except OSError as error:
+            log.warning("the choice of the writer could not be kept in %s: %s", directory, error)
+
+
+def _enter(meeting: Meeting, rank: int, kind: str, trouble: str) -> str:
+    """Wait until every rank is here: one that gave up is heard of before anybody waits for it inside MPI.
+
+    Returns:
+        The first trouble that a rank brought along.
+    """
+    meeting.tell(kind, trouble)
+    if rank == 0:
+        meeting.tell(f"go-{kind}", next(filter(None, meeting.hear_all(kind)), ""))
+    return str(meeting.hear(f"go-{kind}", 0))
+
+
+def choose(measured: Sequence[Measured]) -> tuple[str, dict[str, float], str]:
+    """The faster writer. Pure.
+
+    Args:
+        measured: what each rank saw.
+
+    Returns:
+        Its name; bytes per second of each, of all ranks together; why mpio can't be used, empty where it can.
+    """
+    why = next((m.trouble for m in measured if m.trouble), "")
+    speeds = {
+        name: sum(m.nbytes[name] for m in measured) / max(1e-9, *(m.seconds[name] for m in measured))
+        for name in ASKED[1:]
+    }
+    if why:
+        return "direct", {"direct": speeds["direct"]}, why
+    return ("mpio" if speeds["mpio"] > speeds["direct"] else "direct"), speeds, ""
+
+
+def cut(batches: Sequence[Batch], parts: int, most_bytes: int = _TURN_BYTES) -> list[list[Batch]]:
+    """Cut a rank's work into parts of equal size, and what is left. Pure.
+
+    What ranks write together is cut at the same turns on all of them.
+
+    Args:
+        batches: the work.
+        parts: how many.
+        most_bytes: that one of them may have.
+
+    Returns:
+        The parts, and then the rest.
+    """
+    turns = sum(batch.turns for batch in batches)
+    alone = sum(batch.nbytes for batch in batches if not batch.turns)
+    each_turns = min(-(-turns // parts), most_bytes // PIECE_BYTES)
+    each_bytes = min(-(-alone // parts), most_bytes)
+    found: list[list[Batch]] = [[] for _ in range(parts + 1)]
+    past_turns = past_bytes = 0
+    for batch in batches:
+        sizes = [(i, 0) for i in range(batch.turns)] or [(i, piece.nbytes) for i, piece in enumerate(batch.pieces)]
+        begin, part = 0, -1
+        for i, nbytes in [*sizes, (len(sizes), 0)]:
+            now = past_turns // max(1, each_turns) if batch.turns else past_bytes // max(1, each_bytes)
+            now = min(now, parts) if i < len(sizes) else -1
+            if now != part:
+                if part >= 0:
+                    pieces = batch.pieces[begin:i]
+                    found[part].append(replace(batch, pieces=pieces, turns=i - begin if batch.turns else 0))
+                begin, part = i, now
+            if i < len(sizes):
+                past_turns, past_bytes = past_turns + (batch.turns > 0), past_bytes + nbytes
+    return found
+
+
+def recorded(directory: Path, ranks: int, files: Files) -> str:
+    """What was chosen here before, for as many ranks; empty where nothing was."""
+    try:
+        facts: dict[str, Any] = json.loads(files.read(directory / RECORD))
+        return str(facts["choice"]) if facts["choice"] in ASKED[1:] and facts["ranks"] == ranks else ""
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
