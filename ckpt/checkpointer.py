@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from transom_hpc.base.clock import Clock, SystemClock
 from transom_hpc.base.errors import SaveError, StateError, UsageError
-from transom_hpc.ckpt import catalog, commit, fence, h5file, housekeeping, kinds, shm
+from transom_hpc.ckpt import catalog, commit, fence, h5file, kinds, shm, start
 from transom_hpc.ckpt import state as states
 from transom_hpc.ckpt.blank import Blanks
 from transom_hpc.ckpt.commit import Job
@@ -54,7 +54,8 @@ class Checkpointer:
         keep: how many of the newest committed checkpoints are kept; or a Keep for more than that.
         every: `step` saves each step that this divides.
         attempt: name of this start of the program, the same on all ranks, one that sorts after those of earlier
-            starts. Left out: from Slurm's or torchrun's environment; a fresh one where there is one rank.
+            starts, and one that no earlier start had. Left out: from Slurm's environment; under torchrun, and where
+            there is one rank, a fresh one.
         shm: private folder in shared memory for staging, left standing at the end. Left out: one of our own, removed
             by `close`.
         shm_bytes: limit for this rank's staging in bytes; None: what the node has.
@@ -68,7 +69,7 @@ class Checkpointer:
 
     Raises:
         UsageError: an argument that can't be.
-        CheckpointError: a newer attempt has the directory.
+        CheckpointError: another program writes to the directory, or a newer attempt has it.
     """
 
     def __init__(
@@ -101,13 +102,11 @@ class Checkpointer:
         self._files = files or Files()
         self._clock = clock or SystemClock()
         self._files.make_dir(self.directory)
-        before = fence.Fence(self.directory, "", self._files).newest()[0]
         environment = fence.environment()
-        self.attempt = fence.choose(attempt, world_size, environment, before, self._clock.wall())
-        self._fence = fence.Fence(self.directory, self.attempt, self._files)
-        if rank == 0:
-            self._fence.announce()
-            housekeeping.clean(self.directory, self.attempt, self._files)
+        self._entry = start.enter(
+            self.directory, rank, world_size, attempt, environment, self._files, self._clock, deadline_s
+        )
+        self.attempt, self._fence = self._entry.attempt, self._entry.fence
         self._slots, self._folder = self._open_slots(shm, shm_bytes, environment)
         self._saver = Saver(
             self._slots,
@@ -310,6 +309,8 @@ class Checkpointer:
         finally:
             self._finalizer()
             atexit.unregister(self._finalizer)
+            if self._entry.claim is not None:
+                self._entry.claim.release()
 
     def __enter__(self) -> Self:
         return self

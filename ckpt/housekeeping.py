@@ -10,7 +10,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from transom_hpc.ckpt import catalog, fence, manifest, retention
+from transom_hpc.ckpt import catalog, claim, fence, manifest, retention
 from transom_hpc.ckpt.fence import Fence
 from transom_hpc.ckpt.files import Files
 from transom_hpc.ckpt.retention import Keep
@@ -21,7 +21,7 @@ _DAMAGED = ".damaged-"
 
 
 def clean(directory: Path, attempt: str, files: Files) -> list[str]:
-    """Remove the temporary folders of older attempts.
+    """Remove what older attempts left half done. Called by the attempt that has the directory.
 
     Returns:
         Their names. What belongs to a newer attempt is left.
@@ -29,7 +29,7 @@ def clean(directory: Path, attempt: str, files: Files) -> list[str]:
     removed = []
     for name in sorted(files.names(directory)):
         owner = fence.attempt_of(name)
-        if owner is not None and owner < attempt:
+        if name.startswith(claim.ASIDE) or (owner is not None and fence.is_before(owner, attempt)):
             try:
                 files.remove(directory / name)
             except OSError as error:

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import xxhash
 
-from transom_hpc.ckpt import budget, manifest, shm
+from transom_hpc.ckpt import budget, fence, manifest, shm
 from transom_hpc.ckpt.files import Files
 from transom_hpc.ckpt.layout import Entry
+from transom_hpc.ckpt.orders import Orders
 from transom_hpc.ckpt.shm import Folder, Segment
 
 log = logging.getLogger("transom_hpc.ckpt")
@@ -42,6 +43,20 @@ class Left:
     entries: Sequence[Entry]
     places: Sequence[int]
     segment: Segment
+
+
+def read_left(segment: Segment) -> Left | None:
+    """What a segment that is not open yet holds; None where it is not whole."""
+    try:
+        segment.open()
+        header = segment.header()
+        if header is None:
+            return None
+        table: Mapping[str, object] = json.loads(header.table)
+        entries = [manifest.entry_from_json(item) for item in table["entries"]]  # type: ignore[attr-defined]
+        return Left(header.step, header.attempt, table["world_size"], entries, table["places"], segment)  # type: ignore[arg-type]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 class Slots:
@@ -111,6 +126,11 @@ class Slots:
             self._busy -= 1
             self._free.append(segment)
 
+    def drop(self, segment: Segment) -> None:
+        """The save that used it is over, and somebody may still read it: its memory goes when that one lets go."""
+        segment.remove()
+        self.give(segment)
+
     def prepare(self, nbytes: int) -> None:
         """Make the memory of all slots ready, as far as it is there."""
         with self._lock:
@@ -163,28 +183,22 @@ class Slots:
         """Whole segments of attempts before this one, newest first."""
         found = []
         for path in self._before():
-            segment = Segment(path, self._files)
-            try:
-                segment.open()
-                header = segment.header()
-                if header is None or header.attempt >= self._attempt:
-                    continue
-                table: Mapping[str, object] = json.loads(header.table)
-                entries = [manifest.entry_from_json(item) for item in table["entries"]]  # type: ignore[attr-defined]
-                found.append(
-                    Left(header.step, header.attempt, table["world_size"], entries, table["places"], segment)  # type: ignore[arg-type]
-                )
-            except (OSError, ValueError, KeyError, TypeError):
-                continue  # not whole: of no use to anybody
+            left = read_left(Segment(path, self._files))
+            if left is not None and fence.is_before(left.attempt, self._attempt):
+                found.append(left)
         return sorted(found, key=lambda item: (item.step, item.attempt), reverse=True)
 
     def adopt(self) -> None:
-        """Reuse the memory of earlier attempts: it is warm, and nobody else will."""
+        """Reuse the memory of earlier attempts: it is warm, and nobody else will.
+
+        Not that which the checkpoint server still writes from: it goes when the server lets go.
+        """
+        orders = Orders(self._folder.path, self._files)
         with self._lock:
             for path in self._before():
                 empty = next((segment for segment in self._free if segment.capacity == 0), None)
                 try:
-                    if empty is None:
+                    if empty is None or orders.withdraw(path.name):
                         self._files.remove(path)
                         continue
                     self._files.rename(path, empty.path)
@@ -197,7 +211,7 @@ class Slots:
         return [
             path
             for path in self._folder.segments(self._prefix)
-            if path.name.removeprefix(self._prefix).rpartition(".")[0] < self._attempt
+            if fence.is_before(path.name.removeprefix(self._prefix).rpartition(".")[0], self._attempt)
         ]
 
     def _held(self) -> int:
@@ -207,6 +221,7 @@ class Slots:
         """Give the memory of this attempt back."""
         with self._lock:
             self._free.clear()
+            Orders(self._folder.path, self._files).withdraw(self._prefix + self._attempt + ".")
             for path in self._folder.segments(self._prefix + self._attempt + "."):
                 with contextlib.suppress(OSError):
                     self._files.remove(path)
