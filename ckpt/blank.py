@@ -42,7 +42,7 @@ class Blanks:
 
     def __init__(self, files: Files, align_bytes: int = h5file.ALIGN, count: int = 1) -> None:
         self._files = files
-        self._align_bytes = align_bytes
+        self.align_bytes = align_bytes
         self.count = count
         self._key: tuple[Any, ...] = ()
         self._patterns: list[_Pattern] = []
@@ -80,7 +80,7 @@ class Blanks:
             self._files.close(fd)
 
     def _lay_out(self, folder: Path, number: int, shards: Sequence[Shard], attributes: Mapping[str, Any]) -> _Pattern:
-        offsets = h5file.lay_out(folder, number, shards, attributes, self._align_bytes)
+        offsets = h5file.lay_out(folder, number, shards, attributes, self.align_bytes)
         sizes = {shard.path: shard.entry.nbytes for shard in shards}
         path = folder / data_file(number)
         fd = self._files.open(path, os.O_RDWR)

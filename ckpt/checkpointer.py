@@ -19,7 +19,9 @@ from transom_hpc.ckpt import state as states
 from transom_hpc.ckpt.blank import Blanks
 from transom_hpc.ckpt.commit import Job
 from transom_hpc.ckpt.files import Files
+from transom_hpc.ckpt.handover import Handover
 from transom_hpc.ckpt.meeting import Abandoned, Alone, FileMeeting, LeftOut, Meeting
+from transom_hpc.ckpt.orders import Rank
 from transom_hpc.ckpt.recovery import Recovery
 from transom_hpc.ckpt.retention import Keep
 from transom_hpc.ckpt.saver import Saver
@@ -108,6 +110,8 @@ class Checkpointer:
         )
         self.attempt, self._fence = self._entry.attempt, self._entry.fence
         self._slots, self._folder = self._open_slots(shm, shm_bytes, environment)
+        here = Rank(self.directory, rank, world_size, self.attempt, self._slots.prefix)
+        self._handover = Handover(self._folder, here, self._files, self._clock)
         self._saver = Saver(
             self._slots,
             Writers(self._files),
@@ -116,6 +120,7 @@ class Checkpointer:
             self._files,
             self._clock,
             self._keep,
+            self._handover,
             self._say_once,
         )
         self._hooks: weakref.WeakKeyDictionary[torch.optim.Optimizer, Any] = weakref.WeakKeyDictionary()
@@ -126,7 +131,9 @@ class Checkpointer:
         self._arrays_put_off = False  # by the last save, and not heard of since
         self._said: set[str] = set()
         self._closed = False
-        self._finalizer = weakref.finalize(self, _finish, self._saver, self._slots, self._folder, os.getpid())
+        self._finalizer = weakref.finalize(
+            self, _finish, self._saver, self._slots, self._handover, self._folder, os.getpid()
+        )
 
     def _open_slots(
         self, given: str | os.PathLike[str] | None, limit: int | None, environment: Mapping[str, str]
@@ -424,7 +431,7 @@ def _before_step(owner: weakref.ref[Saver]) -> Callable[..., None]:
     return hook
 
 
-def _finish(saver: Saver, slots: Slots, folder: shm.Folder, owner: int) -> None:
+def _finish(saver: Saver, slots: Slots, handover: Handover, folder: shm.Folder, owner: int) -> None:
     """Also at the end of a program that did not close: what was begun is committed, and no memory stays behind."""
     if os.getpid() != owner:
         return  # a forked child, such as a data loader's worker: all this is its parent's
@@ -434,6 +441,7 @@ def _finish(saver: Saver, slots: Slots, folder: shm.Folder, owner: int) -> None:
             log.error("step %d was not saved: %s", save.job.step, save.error)
     finally:
         slots.close()
+        handover.close()
         folder.close()
 
 

@@ -1,4 +1,5 @@
-"""The background of saving: stages states into slots, and writes and commits them one after the other.
+"""The background of saving: stages states into slots, and has them written and committed one after the other: by the
+node's checkpoint server where one lives, else here.
 
 Knows nothing of policies: what fails is kept until someone asks.
 """
@@ -20,7 +21,9 @@ from transom_hpc.ckpt.commit import Job
 from transom_hpc.ckpt.errand import Errands
 from transom_hpc.ckpt.fence import Fence
 from transom_hpc.ckpt.files import Files
+from transom_hpc.ckpt.handover import Handover, Silent
 from transom_hpc.ckpt.layout import BLOCK_BYTES, Entry
+from transom_hpc.ckpt.orders import Order
 from transom_hpc.ckpt.retention import Keep
 from transom_hpc.ckpt.shm import Segment
 from transom_hpc.ckpt.slots import Slots
@@ -48,6 +51,13 @@ class Save:
     done: threading.Event = field(default_factory=threading.Event)
     error: BaseException | None = None
 
+    def is_whole(self) -> bool:
+        """Whether all its bytes lie in a segment, proven not to be torn; waits until that is known."""
+        if self.segment is None or not isinstance(self.source, staging.Staged):
+            return False
+        self.source.settled()
+        return self.segment.header() is not None
+
 
 class Saver:
     """The saves of one rank.
@@ -57,6 +67,7 @@ class Saver:
         writers: put bytes into the files.
         blanks: makes them.
         keep: what is kept of what is committed.
+        handover: the way to the server.
         say: tells the program's user something, once.
     """
 
@@ -69,6 +80,7 @@ class Saver:
         files: Files,
         clock: Clock,
         keep: Keep,
+        handover: Handover,
         say: Callable[[str], None],
     ) -> None:
         self._slots = slots
@@ -78,6 +90,7 @@ class Saver:
         self._files = files
         self._clock = clock
         self._keep = keep
+        self._handover = handover
         self._say = say
         self._saving = Errands("transom-save")
         self._staging = Errands("transom-copy")
@@ -175,18 +188,44 @@ class Saver:
 
     def _run(self, save: Save) -> None:
         """One save, in the background thread."""
+        order: Order | None = None
         try:
-            commit.commit(save.job, save.source, self._writers, self._blanks, self._fence, self._files, self._clock)
+            # A server that has just died is not waited for; one that dies now is, as the order is left then.
+            if self._handover.possible() and save.is_whole():
+                assert save.segment is not None
+                order = Order(
+                    save.job, save.segment.path.name, self._keep, self._blanks.align_bytes, self._blanks.count
+                )
+                self._handover.carry_out(order, partial(self._commit, save))
+            else:
+                self._commit(save)
             self.last_step = save.job.step
         except BaseException as error:  # kept for the next call, which reports it by policy
+            if isinstance(error, Silent):
+                self._abandon(save, error)
             save.error = error
             self.failed.append(save)
             log.info("step %d was not saved: %s", save.job.step, error)
         finally:
             self._let_go(save)
             save.done.set()
-        if save.error is None and save.job.rank == 0:
-            self._tidy(save.job)
+        if order is not None:
+            self._handover.finish(order)
+        elif save.error is None and save.job.rank == 0:
+            tidy(save.job, self._keep, self._fence, self._files)
+
+    def _commit(self, save: Save) -> None:
+        commit.commit(save.job, save.source, self._writers, self._blanks, self._fence, self._files, self._clock)
+
+    def _abandon(self, save: Save, error: Silent) -> None:
+        """The other ranks need not wait, and what the server may still read must not change."""
+        assert save.segment is not None
+        self._slots.drop(save.segment)
+        save.segment = None
+        try:
+            commit.meet(save.job, self._files, self._clock).give_up(str(error))
+        except OSError as told:
+            log.warning("other ranks could not be told that %s: %s", error, told)
 
     def _let_go(self, save: Save) -> None:
         """The slot may be used again when nothing copies into it any more."""
@@ -197,12 +236,14 @@ class Saver:
         if save.segment is not None:
             self._slots.give(save.segment)
 
-    def _tidy(self, job: Job) -> None:
-        try:
-            housekeeping.retain(job.directory, self._keep, self._fence, job.serial, self._files)
-            housekeeping.clean_own(job.directory, job.attempt, job.serial, self._files)
-        except (OSError, CheckpointError) as error:
-            log.warning("old checkpoints were not removed: %s", error)
+
+def tidy(job: Job, keep: Keep, fence: Fence, files: Files) -> None:
+    """Remove what is superfluous after a commit. Rank 0 only."""
+    try:
+        housekeeping.retain(job.directory, keep, fence, job.serial, files)
+        housekeeping.clean_own(job.directory, job.attempt, job.serial, files)
+    except (OSError, CheckpointError) as error:
+        log.warning("old checkpoints were not removed: %s", error)
 
 
 def _table_bytes(leaves: Sequence[Leaf]) -> int:

@@ -103,6 +103,11 @@ class Segment:
         finally:
             self._files.close(fd)
 
+    def remove(self) -> None:
+        """Remove the file; it is made anew when room is next asked for. Whoever has it mapped keeps what is in it."""
+        self._files.remove(self.path)
+        self._map, self._size = None, 0
+
     def populate(self) -> None:
         """Have the kernel map every page now, so that the first copy does not wait for it page by page."""
         if self._map is not None:

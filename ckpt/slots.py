@@ -84,7 +84,7 @@ class Slots:
         local_ranks: int,
     ) -> None:
         self._folder = folder
-        self._prefix = f"{xxhash.xxh3_64_hexdigest(str(directory.resolve()).encode())[:8]}-rank-{rank:05d}."
+        self.prefix = f"{xxhash.xxh3_64_hexdigest(str(directory.resolve()).encode())[:8]}-rank-{rank:05d}."
         self._world_size = world_size
         self._attempt = attempt
         self._files = files
@@ -95,7 +95,7 @@ class Slots:
         self._busy = 0
 
     def _path(self, number: int) -> Path:
-        return self._folder.path / f"{self._prefix}{self._attempt}.{number}"
+        return self._folder.path / f"{self.prefix}{self._attempt}.{number}"
 
     def take(self, nbytes: int) -> tuple[Segment | None, str]:
         """A slot with room, the one that was used longest ago first.
@@ -198,7 +198,7 @@ class Slots:
             for path in self._before():
                 empty = next((segment for segment in self._free if segment.capacity == 0), None)
                 try:
-                    if empty is None or orders.withdraw(path.name):
+                    if empty is None or orders.withdraw(f"{path.name}."):
                         self._files.remove(path)
                         continue
                     self._files.rename(path, empty.path)
@@ -210,18 +210,18 @@ class Slots:
     def _before(self) -> list[Path]:
         return [
             path
-            for path in self._folder.segments(self._prefix)
-            if fence.is_before(path.name.removeprefix(self._prefix).rpartition(".")[0], self._attempt)
+            for path in self._folder.segments(self.prefix)
+            if fence.is_before(path.name.removeprefix(self.prefix).rpartition(".")[0], self._attempt)
         ]
 
     def _held(self) -> int:
-        return sum(path.stat().st_size for path in self._folder.segments(f"{self._prefix}{self._attempt}."))
+        return sum(path.stat().st_size for path in self._folder.segments(f"{self.prefix}{self._attempt}."))
 
     def close(self) -> None:
         """Give the memory of this attempt back."""
         with self._lock:
             self._free.clear()
-            Orders(self._folder.path, self._files).withdraw(self._prefix + self._attempt + ".")
-            for path in self._folder.segments(self._prefix + self._attempt + "."):
+            Orders(self._folder.path, self._files).withdraw(self.prefix + self._attempt + ".")
+            for path in self._folder.segments(self.prefix + self._attempt + "."):
                 with contextlib.suppress(OSError):
                     self._files.remove(path)
