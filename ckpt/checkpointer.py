@@ -26,7 +26,7 @@ from transom_hpc.ckpt.recovery import Recovery
 from transom_hpc.ckpt.retention import Keep
 from transom_hpc.ckpt.saver import Saver
 from transom_hpc.ckpt.slots import Slots
-from transom_hpc.ckpt.writers import Writers
+from transom_hpc.ckpt.writers import ASKED, Asked, for_program
 
 if TYPE_CHECKING:
     import torch
@@ -67,6 +67,11 @@ class Checkpointer:
         deadline_s: longest wait for another rank, in seconds.
         align_bytes: arrays of so many bytes or more begin at a multiple of them in the file, such as a stripe of the
             file system; a power of two, at least 4096.
+        data_files: files over which the data of a checkpoint is spread, such as the number of storage targets.
+        writer: "direct" (each rank by itself, past the page cache), "mpio" (parallel HDF5 over the program's MPI, all
+            ranks together; not for a program that writes HDF5 with several ranks itself while it trains) or "auto":
+            where both are possible the faster one, measured with the first save. Under MPI all ranks must construct a
+            Checkpointer at the same place of the program then, unless it is "direct".
         files, clock: the hands; tests give others.
 
     Raises:
@@ -89,10 +94,13 @@ class Checkpointer:
         unpickle: bool = False,
         deadline_s: float = DEADLINE_S,
         align_bytes: int = h5file.ALIGN,
+        data_files: int = 1,
+        writer: Asked = "auto",
         files: Files | None = None,
         clock: Clock | None = None,
     ) -> None:
         _check(rank, world_size, keep, every, on_save_error, align_bytes)
+        _check_writing(data_files, writer)
         if attempt is not None:
             fence.check_name(attempt)
         self.directory = Path(directory).absolute()
@@ -114,8 +122,8 @@ class Checkpointer:
         self._handover = Handover(self._folder, here, self._files, self._clock)
         self._saver = Saver(
             self._slots,
-            Writers(self._files),
-            Blanks(self._files, align_bytes),
+            for_program(writer, world_size, self._files, self._clock, deadline_s),
+            Blanks(self._files, align_bytes, data_files),
             self._fence,
             self._files,
             self._clock,
@@ -456,6 +464,13 @@ def _check(rank: int, world_size: int, keep: int | Keep, every: int, policy: str
         raise UsageError(f"on_save_error={policy!r}: 'raise' or 'warn'")
     if align_bytes < h5file.ALIGN or align_bytes & (align_bytes - 1):
         raise UsageError(f"align_bytes={align_bytes}: a power of two, at least {h5file.ALIGN}")
+
+
+def _check_writing(data_files: int, writer: str) -> None:
+    if data_files < 1:
+        raise UsageError(f"data_files={data_files}: at least 1")
+    if writer not in ASKED:
+        raise UsageError(f"writer={writer!r}: {', '.join(map(repr, ASKED))}")
 
 
 def _step_number(step: int) -> int:

@@ -23,7 +23,7 @@ from transom_hpc.ckpt.files import Files
 from transom_hpc.ckpt.layout import Plan, Shard, Span, data_file, plan
 from transom_hpc.ckpt.meeting import Abandoned, Alone, FileMeeting, Meeting
 from transom_hpc.ckpt.staging import Source
-from transom_hpc.ckpt.writers import Writers
+from transom_hpc.ckpt.writers import Way, Writers
 
 _FILES_OF_A_RANK = 6
 """Small files by which a rank speaks to the others in a save, or the manifest where there are no others."""
@@ -145,15 +145,16 @@ def _alone(
     meeting: Meeting,
 ) -> int:
     """One rank needs no agreement, so it writes each array as soon as it is staged."""
-    how = writers.decide(job.directory, [writers.possible()])
+    way = writers.decide(job.directory, [writers.possible()])
     outline = plan([source.outline], blanks.count)
     _clear(job, files)
     _make_room(job, outline, files)
     offsets = blanks.make(job.temporary, outline.shards, _attributes(job))
-    batches = _batches(_orders(outline, outline.work[0], offsets), source)
-    if how != "direct":
+    names = _names(outline.shards)
+    batches = _and_what_rank_0_made(_batches(_orders(outline, outline.work[0], offsets), source), names)
+    if way.name != "direct":
         source.entries()  # nothing is measured that waits for a copy
-    wrote = writers.write(how, job.temporary, _names(outline.shards), batches, meeting, 0, 1)
+    wrote = writers.write(way, job.temporary, names, batches, meeting, 0, 1)
     source.confirm()
     summed = {entry.name: entry for entry in source.entries()}
     whole = replace(outline, shards=tuple(replace(s, entry=summed[s.entry.name]) for s in outline.shards))
@@ -172,29 +173,37 @@ def _together(
     meeting: Meeting,
 ) -> int:
     entries = source.entries()
+    resumed = meeting.said("held") is not None  # nobody comes back into what was written together: each by itself then
     meeting.tell("held", [[manifest.entry_to_json(entry) for entry in entries], writers.possible()])
     agreed: Plan | None = None
     offsets: dict[str, int] = {}
     if job.rank == 0:
         held = meeting.hear_all("held")
         laid = meeting.said("laid")
-        how = laid[0] if laid else writers.decide(job.directory, [possible for _, possible in held])
+        way = Way("direct")
+        if laid:
+            way = Way(*laid[0])
+        elif not resumed:
+            way = writers.decide(job.directory, [possible for _, possible in held])
         everything = [[manifest.entry_from_json(entry) for entry in mine] for mine, _ in held]
-        agreed = plan(everything, blanks.count, together=how != "direct")
+        agreed = plan(everything, blanks.count, together=way.name != "direct")
         if laid:
             offsets = laid[1]
         else:
             _clear(job, files)  # laid out in part: nobody has been told of it
             _make_room(job, agreed, files)
             offsets = blanks.make(job.temporary, agreed.shards, _attributes(job))
-            meeting.tell("laid", [how, offsets])
+            meeting.tell("laid", [[way.name, way.crew], offsets])
         for rank, work in enumerate(agreed.work):
-            meeting.tell("work", [how, _names(agreed.shards), _orders(agreed, work, offsets)], to=rank)
-    how, names, orders = meeting.hear("work", 0, mine=True)
+            meeting.tell("work", [[way.name, way.crew], _names(agreed.shards), _orders(agreed, work, offsets)], to=rank)
+    decided, names, orders = meeting.hear("work", 0, mine=True)
     batches = _batches(orders, source)
-    wrote = how
+    if job.rank == 0:
+        batches = _and_what_rank_0_made(batches, names)
+    way = Way("direct") if resumed else Way(*decided)
+    wrote = way.name
     if meeting.said("written") is None:
-        wrote = writers.write(how, job.temporary, names, batches, meeting, job.rank, job.world_size)
+        wrote = writers.write(way, job.temporary, names, batches, meeting, job.rank, job.world_size)
         source.confirm()
         meeting.tell("written", sum(batch.nbytes for batch in batches))
     if agreed is not None:
@@ -227,6 +236,12 @@ def _batches(orders: Sequence[Sequence[Any]], source: Source) -> list[Batch]:
         number, whole = index[name]
         found.append(Batch(file, dataset, offset, pieces(begin, end, partial(source.data, number), whole), turns))
     return found
+
+
+def _and_what_rank_0_made(batches: list[Batch], names: Sequence[str]) -> list[Batch]:
+    """Rank 0 laid all files out, so it makes all of them durable, also those into which it writes nothing."""
+    written = {batch.file for batch in batches}
+    return batches + [Batch(name, "", 0, ()) for name in names if name not in written]
 
 
 def _clear(job: Job, files: Files) -> None:

@@ -106,7 +106,7 @@ class DirectWriter:
             targets = {
                 name: opened.enter_context(Target(self._files, folder / name, os.O_WRONLY))
                 for name in names
-                if any(batch.file == name for batch in batches) or len(names) == 1
+                if any(batch.file == name for batch in batches)
             }
             lanes.run(
                 partial(_send, targets[batch.file], piece, batch.offset, progress)

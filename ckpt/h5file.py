@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from transom_hpc.base.errors import SaveError
 from transom_hpc.ckpt import dtypes
 from transom_hpc.ckpt.layout import Shard, data_file
 
@@ -23,12 +24,25 @@ _META_BYTES = 1 << 16
 """HDF5 asks for space for names and types in runs of this many bytes, so that it does not scatter them."""
 
 
+_loaded_here = False
+_lost = ""
+
+
 def library() -> Any:
     """h5py, without starting MPI.
 
     An h5py with MPI starts it when imported. Under srun without a matching MPI type that aborts the program, so MPI is
     left as the program has it.
+
+    Raises:
+        ImportError: it is not there.
+        SaveError: a thread that will never come back may hold it.
     """
+    global _loaded_here
+    if _lost:
+        raise SaveError(_lost)
+    if "h5py" not in sys.modules:
+        _loaded_here = True
     if "h5py" not in sys.modules and "mpi4py.MPI" not in sys.modules:
         try:
             import mpi4py
@@ -44,6 +58,17 @@ def library() -> Any:
     import h5py
 
     return h5py
+
+
+def lose(why: str) -> None:
+    """Say that a thread inside h5py was given up: whoever calls it from now on might wait for ever."""
+    global _lost
+    _lost = why
+
+
+def is_the_programs() -> bool:
+    """Whether the program has loaded h5py itself."""
+    return "h5py" in sys.modules and not _loaded_here
 
 
 def load() -> None:

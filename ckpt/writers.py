@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from transom_hpc.base.clock import Clock, SystemClock
-from transom_hpc.base.errors import SaveError
-from transom_hpc.ckpt.direct import Batch, DirectWriter, Writer
+from transom_hpc.base.errors import SaveError, UsageError
+from transom_hpc.ckpt import mpio
+from transom_hpc.ckpt.direct import Batch, DirectWriter
 from transom_hpc.ckpt.files import Files
 from transom_hpc.ckpt.layout import PIECE_BYTES
 from transom_hpc.ckpt.meeting import Meeting
@@ -34,12 +36,38 @@ _TURN_BYTES = 64 << 20
 """What a rank writes at most in each of the four."""
 
 
-class Collective(Writer, Protocol):
+Crew = Sequence[tuple[int, int]]
+"""The processes that write together: number of each in their communicator, and ranks that it writes for."""
+
+
+class Collective(Protocol):
     """A writer whose ranks write together, so that none may enter unless all do."""
 
     @property
     def lost(self) -> str:
         """Why it can't be used any more in this process; empty while it can."""
+
+    @property
+    def process(self) -> int:
+        """Number of this process."""
+
+    def write(
+        self, crew: Crew, folder: Path, names: Sequence[str], batches: Sequence[Batch], progress: Callable[[], None]
+    ) -> float:
+        """As Writer.write. Every rank of the crew must call it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How all ranks write a save.
+
+    Args:
+        name: "direct", "mpio" or "measure".
+        crew: for what is written together.
+    """
+
+    name: str
+    crew: Crew = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,46 +90,46 @@ class Writers:
 
     Args:
         files: the hand on the file system.
-        mpio: the collective writer; None where there is no MPI to do it with.
+        together: the collective writer; None where there is no MPI to do it with.
         asked: "auto" for the one that is faster here, or the one to take. Only rank 0's counts.
         clock: for the date in the record.
     """
 
     def __init__(
-        self, files: Files, mpio: Collective | None = None, asked: Asked = "auto", clock: Clock | None = None
+        self, files: Files, together: Collective | None = None, asked: Asked = "auto", clock: Clock | None = None
     ) -> None:
         self._files = files
         self._direct = DirectWriter(files)
-        self._mpio = mpio
+        self._mpio = together
         self._asked = asked
         self._clock = clock or SystemClock()
 
-    def possible(self) -> list[str]:
-        """What this process can write with, now."""
-        return ["direct"] if self._mpio is None or self._mpio.lost else ["direct", "mpio"]
+    def possible(self) -> dict[str, int]:
+        """What this process can write with, now, and its number in it."""
+        return {"direct": 0} if self._mpio is None or self._mpio.lost else {"direct": 0, "mpio": self._mpio.process}
 
-    def decide(self, directory: Path, possible: Sequence[Sequence[str]]) -> str:
-        """How all ranks write a save: "direct", "mpio" or "measure". Called by rank 0.
+    def decide(self, directory: Path, possible: Sequence[Mapping[str, int]]) -> Way:
+        """How all ranks write a save. Called by rank 0.
 
         Args:
             directory: that holds the checkpoints.
-            possible: what each rank can do.
+            possible: what each rank can do (see there).
 
         Raises:
             SaveError: mpio was asked for and a rank can't any more.
         """
-        able = [rank for rank, names in enumerate(possible) if "mpio" in names]
-        if self._asked == "mpio" and len(able) < len(possible):
-            without = next(rank for rank in range(len(possible)) if rank not in able)
-            why = self._mpio.lost if self._mpio is not None and without == 0 else ""
-            raise SaveError(f"the writer mpio was asked for and rank {without} can't use it{why and f': {why}'}")
-        if self._asked != "auto" or len(able) < len(possible):
-            return "mpio" if self._asked == "mpio" else "direct"
-        return recorded(directory, len(possible), self._files) or MEASURE
+        without = [rank for rank, names in enumerate(possible) if "mpio" not in names]
+        if self._asked == "mpio" and without:
+            why = self._mpio.lost if self._mpio is not None and without[0] == 0 else ""
+            raise SaveError(f"the writer mpio was asked for and rank {without[0]} can't use it{why and f': {why}'}")
+        if self._asked == "direct" or without:
+            return Way("direct")
+        name = "mpio" if self._asked == "mpio" else recorded(directory, len(possible), self._files) or MEASURE
+        return Way(name, sorted(Counter(names["mpio"] for names in possible).items()))
 
     def write(
         self,
-        how: str,
+        way: Way,
         folder: Path,
         names: Sequence[str],
         batches: Sequence[Batch],
@@ -112,7 +140,7 @@ class Writers:
         """Write this rank's part and make it durable. All ranks must call it.
 
         Args:
-            how: as rank 0 decided.
+            way: as rank 0 decided.
             folder: that holds the data files.
             names: of all data files.
             batches: this rank's part; those with turns are the same ones in the same order on all ranks.
@@ -126,24 +154,31 @@ class Writers:
         Raises:
             OSError, SaveError, Overdue, Abandoned: something is not on disk.
         """
-        if how != "direct" and (meeting.said("ready") is not None or meeting.said("ready0") is not None):
-            how = "direct"  # in a process before this one; nobody can enter that write again, and none has to
-        if how == MEASURE:
-            return self._measure(folder, names, batches, meeting, rank, world_size)
-        if how == "mpio":
+        if way.name == MEASURE:
+            return self._measure(way, folder, names, batches, meeting, rank, world_size)
+        if way.name == "mpio":
             _enter(meeting, rank, "ready", "")
-        self._of(how).write(folder, names, batches, meeting.beat)
-        return how
+        self._write(way.name, way.crew, folder, names, batches, meeting.beat)
+        return way.name
 
-    def _of(self, name: str) -> Writer:
+    def _write(
+        self,
+        name: str,
+        crew: Crew,
+        folder: Path,
+        names: Sequence[str],
+        batches: Sequence[Batch],
+        progress: Callable[[], None],
+    ) -> float:
         if name == "direct":
-            return self._direct
+            return self._direct.write(folder, names, batches, progress)
         if self._mpio is None:
             raise SaveError("rank 0 decided for the writer mpio, which this process does not have")
-        return self._mpio
+        return self._mpio.write(crew, folder, names, batches, progress)
 
     def _measure(
         self,
+        way: Way,
         folder: Path,
         names: Sequence[str],
         batches: Sequence[Batch],
@@ -160,7 +195,7 @@ class Writers:
                 if name == "mpio" and trouble:
                     continue
                 try:
-                    seconds[name] += self._of(name).write(folder, names, parts[number], meeting.beat)
+                    seconds[name] += self._write(name, way.crew, folder, names, parts[number], meeting.beat)
                     nbytes[name] += sum(batch.nbytes for batch in parts[number])
                 except (OSError, SaveError) as error:
                     if name != "mpio":
@@ -181,7 +216,7 @@ class Writers:
             rest = [*(b for part, name in zip(parts, _TURNS, strict=False) if name == "mpio" for b in part), *rest]
         elif chosen == "mpio":
             _enter(meeting, rank, "ready", "")
-        self._of(chosen).write(folder, names, rest, meeting.beat)
+        self._write(chosen, way.crew, folder, names, rest, meeting.beat)
         return str(chosen)
 
     def _record(
@@ -202,6 +237,20 @@ class Writers:
             self._files.write(directory / RECORD, json.dumps(facts, indent=2).encode() + b"\n")
         except OSError as error:
             log.warning("the choice of the writer could not be kept in %s: %s", directory, error)
+
+
+def for_program(asked: Asked, world_size: int, files: Files, clock: Clock, deadline_s: float) -> Writers:
+    """The writers of a program's rank. All ranks must call it, at the same place of the program.
+
+    Raises:
+        UsageError: mpio is asked for where it can't be.
+    """
+    if asked == "direct":
+        return Writers(files, None, asked, clock)
+    comm, why = mpio.find(world_size, sharing=asked == "mpio")
+    if comm is None and asked == "mpio":
+        raise UsageError(f"writer='mpio' can't be used: {why}; 'direct' and 'auto' need no MPI")
+    return Writers(files, mpio.MpioWriter(comm, files, clock, deadline_s) if comm is not None else None, asked, clock)
 
 
 def _enter(meeting: Meeting, rank: int, kind: str, trouble: str) -> str:
@@ -256,6 +305,8 @@ def cut(batches: Sequence[Batch], parts: int, most_bytes: int = _TURN_BYTES) -> 
     past_turns = past_bytes = 0
     for batch in batches:
         sizes = [(i, 0) for i in range(batch.turns)] or [(i, piece.nbytes) for i, piece in enumerate(batch.pieces)]
+        if not sizes:
+            found[-1].append(batch)
         begin, part = 0, -1
         for i, nbytes in [*sizes, (len(sizes), 0)]:
             now = past_turns // max(1, each_turns) if batch.turns else past_bytes // max(1, each_bytes)
