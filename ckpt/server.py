@@ -103,10 +103,14 @@ class Server:
                 return EXIT_NOT_ALONE
             self._clock.sleep(POLL_S)
         log.info("serving %s", self._path)
-        pulse_at = self._clock.now()
+        pulse_at, changed = self._clock.now(), 0
         while os.fstat(held).st_nlink or self._in_hand:  # without a name: the folder was removed, or made anew
-            self._look()
-            if self._clock.now() >= pulse_at:
+            pulse = self._clock.now() >= pulse_at
+            if (
+                changed != (changed := self._changed()) or pulse
+            ):  # two changes in one tick of the kernel's look like one
+                self._look()
+            if pulse:
                 pulse_at = self._clock.now() + PULSE_S
                 os.utime(held)
                 ranks = self._orders.ranks()
@@ -117,6 +121,12 @@ class Server:
                         self._give_up_for(rank)
             self._clock.sleep(POLL_S)
         return 0
+
+    def _changed(self) -> int:
+        try:
+            return self._path.stat().st_mtime_ns
+        except OSError:
+            return 0
 
     def _look(self) -> None:
         """Take up what is to be done."""

@@ -15,7 +15,8 @@ import psutil
 
 from transom_hpc.monitors.heartbeat import start_ticks
 
-_MARK = "TRANSOM_ATTEMPT"
+_PROGRAM = "TRANSOM_ATTEMPT"
+_SERVER = "TRANSOM_SERVER"
 
 
 def is_running(pid: int, started: int) -> bool:
@@ -50,13 +51,26 @@ def end_program(attempt: str, exclude_pids: Collection[int] = (), deadline_s: fl
     Returns:
         the pids that were sent SIGKILL, in order.
     """
+    return _end(f"{_PROGRAM}={attempt}", exclude_pids, deadline_s)
+
+
+def end_server(shm: Path) -> list[int]:
+    """Kill this user's checkpoint server of a folder in shared memory, in the same way.
+
+    Returns:
+        the pids that were sent SIGKILL, in order.
+    """
+    return _end(f"{_SERVER}={shm}", (), 3.0)
+
+
+def _end(mark: str, exclude_pids: Collection[int], deadline_s: float) -> list[int]:
     me = psutil.Process()
     spared = {me.pid, *exclude_pids, *(p.pid for p in me.parents()), *(p.pid for p in me.children(recursive=True))}
     killed: set[int] = set()
     until = time.monotonic() + deadline_s
     empty = 0
     while True:
-        found = {pid for pid in _own_pids() - spared if _kill_if_of(pid, attempt)}
+        found = {pid for pid in _own_pids() - spared if _kill_if_of(pid, mark)}
         killed |= found
         empty = 0 if found else empty + 1
         if empty >= (3 if killed else 1) or time.monotonic() >= until:  # one may have slipped through while we looked
@@ -66,7 +80,7 @@ def end_program(attempt: str, exclude_pids: Collection[int] = (), deadline_s: fl
 
 def program_pids(attempt: str) -> list[int]:
     """This user's processes on this host that belong to an attempt, in order; this one is not among them."""
-    return sorted(pid for pid in _own_pids() - {os.getpid()} if _belongs(pid, attempt))
+    return sorted(pid for pid in _own_pids() - {os.getpid()} if _has(pid, f"{_PROGRAM}={attempt}"))
 
 
 def _own_pids() -> set[int]:
@@ -82,14 +96,14 @@ def _own_pids() -> set[int]:
     return found
 
 
-def _kill_if_of(pid: int, attempt: str) -> bool:
-    """Kill a process if it belongs to the attempt. It is held by a descriptor: its number may pass to another."""
+def _kill_if_of(pid: int, mark: str) -> bool:
+    """Kill a process if it has the mark. It is held by a descriptor: its number may pass to another."""
     try:
         handle = os.pidfd_open(pid)
     except OSError:  # gone meanwhile
         return False
     try:
-        if not _belongs(pid, attempt):
+        if not _has(pid, mark):
             return False
         signal.pidfd_send_signal(handle, signal.SIGKILL)
         return True
@@ -99,9 +113,9 @@ def _kill_if_of(pid: int, attempt: str) -> bool:
         os.close(handle)
 
 
-def _belongs(pid: int, attempt: str) -> bool:
+def _has(pid: int, mark: str) -> bool:
     try:
         entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")  # empty for a zombie
     except OSError:  # gone meanwhile, or not ours to read
         return False
-    return f"{_MARK}={attempt}".encode() in entries
+    return mark.encode() in entries

@@ -286,4 +286,6 @@ def advise(job_id: str, job: JobNow, history: History) -> tuple[str, ...]:
         )
     if history.monitoring and history.phase in ("launching", "running"):
         lines.append(f"monitoring: {history.monitoring}")
+    if history.server and history.phase in ("launching", "running"):
+        lines.append(f"checkpoints: {history.server}")
     return tuple(lines)

@@ -19,7 +19,7 @@ from transom_hpc.tol.launcher import Launcher
 from transom_hpc.tol.rundir import RunDir
 from transom_hpc.tol.spec import JobSpec, Submitted
 
-# The program's step becomes the program; the sidecar's lives on without a word; the others end well.
+# The program's step becomes the program; the sidecar's and the server's live on without a word; the others end well.
 SRUN = """#!/bin/bash
 kind=
 while [[ $1 == --* ]]; do
@@ -28,7 +28,7 @@ while [[ $1 == --* ]]; do
 done
 case $kind in
     program) exec env SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_STEP_NUM_TASKS=1 SLURMD_NODENAME=n1 "$@";;
-    sidecar) exec sleep 60;;
+    sidecar|server) exec sleep 60;;
     clean) exec "$@";;
 esac
 """

@@ -50,6 +50,7 @@ class History:
         ending: (how, why) of the newest attempt's end, when it has ended.
         excluded: hosts in the job's ExcNodeList as last written by us.
         monitoring: "" while the sidecar works, else what is wrong with it.
+        server: "" while the checkpoint server works, or will again; else what is wrong with it.
     """
 
     job_ids: tuple[str, ...] = ()
@@ -67,6 +68,7 @@ class History:
     ending: tuple[str, str] | None = None
     excluded: tuple[str, ...] = ()
     monitoring: str = ""
+    server: str = ""
 
 
 _PHASES = {
@@ -123,6 +125,7 @@ class _Folding:
                     self.jobs.append(str(facts["job_id"]))
             case "launch":
                 values["hosts"], values["spares"] = tuple(facts["hosts"]), tuple(facts["spares"])
+                values["server"] = ""
             case "running":
                 values["step"] = int(facts["step"])
                 last = self.restarts[-1] if self.restarts else None
@@ -148,6 +151,8 @@ class _Folding:
                 values["excluded"] = tuple(facts.get("excluded", ()))
             case "monitoring":
                 values["monitoring"] = facts["problem"]
+            case "server":
+                values["server"] = facts["problem"] if facts["lasting"] else ""
             case "end":
                 values["ending"] = (facts["ending"], facts["why"])
         attempt = values.get("attempt")

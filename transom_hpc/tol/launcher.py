@@ -28,6 +28,7 @@ from transom_hpc.tol.hang import START_DEADLINE_S, HangWatch
 from transom_hpc.tol.history import restarts_of_job
 from transom_hpc.tol.job import Job
 from transom_hpc.tol.journal import Journal, claim_number, newer_than
+from transom_hpc.tol.keeper import Keeper
 from transom_hpc.tol.pace import Pace
 from transom_hpc.tol.requeueing import requeue_job
 from transom_hpc.tol.rundir import RunDir
@@ -72,6 +73,7 @@ class Launcher:
         self._signals: list[int] = []
         self._program: Step | None = None
         self._watcher = Watcher(self._steps, job, site, run, self._monitoring_problem, self._clock)
+        self._keeper = Keeper(self._steps, job, run, self._server_problem, self._clock)
         self._deadline: float | None = None
         self._attempt = Attempt(0, 0)
         self._diary = Diary()
@@ -152,6 +154,7 @@ class Launcher:
 
     def _events(self) -> list[events.Event]:
         found: list[events.Event] = []
+        self._keeper.look()
         messages = self._watcher.messages(_TICK_S)
         if messages:
             self._pace.heard()
@@ -172,7 +175,8 @@ class Launcher:
             own = number == getattr(signal, f"SIG{self._site.signal}")
             cause = Cause.TIME_LIMIT if own else Cause.TERMINATED
             if cause is Cause.TERMINATED:
-                self._watcher.rest()  # Slurm ends that step too
+                self._watcher.rest()  # Slurm ends these steps too
+                self._keeper.rest()
             self._record("stop asked", cause=cause, signal=signal.Signals(number).name)
             found.append(events.StopAsked(cause))
         if self._program is not None:
@@ -207,7 +211,8 @@ class Launcher:
                         who = f"the program could not be started ({error})"
                         return self._handle(events.Exited(1, self._committed(), who))
                 case events.End():
-                    self._end()
+                    goes_on = self._state.phase is phases.Phase.LAUNCHING
+                    self._end(self._state.active if goes_on else ())
                 case events.AskStop(cause):
                     self._ask_stop(cause)
                 case events.Wait(seconds):
@@ -253,6 +258,7 @@ class Launcher:
     # Actions
 
     def _launch(self, action: events.Launch) -> None:
+        self._keeper.drain(self._attempt, action.hosts, lambda: bool(self._signals))
         self._attempt = replace(self._attempt, launch=action.launch)
         self._record("launch", hosts=list(action.hosts), spares=list(action.spares))
         self._say(f"launch {action.launch} on {fold_hosts(action.hosts)}")
@@ -268,6 +274,7 @@ class Launcher:
         )
         self._pace = self._new_pace()
         self._watcher.start(self._attempt, (*action.hosts, *action.spares))
+        self._keeper.start(self._attempt, action.hosts)
 
     def _new_pace(self) -> Pace:
         spec = self._submitted.spec
@@ -287,17 +294,23 @@ class Launcher:
             "TRANSOM_KEEP": str(spec.keep),
             "TRANSOM_SIGNAL": self._site.signal,
             "TRANSOM_STRIPE_BYTES": str(self._site.stripe_bytes),
+            "TRANSOM_DATA_FILES": str(self._site.data_files),
+            "TRANSOM_WRITER": self._site.writer,
             **({"TRANSOM_STAGING_BYTES": str(staging)} if staging else {}),
         }
 
-    def _end(self) -> None:
+    def _end(self, serve: Sequence[str] = ()) -> None:
+        """End the steps by force; the checkpoint server stays where it is for these hosts."""
         program, self._program = self._program, None
         # Side by side: while a host is dead each may need its whole deadline.
-        watching = threading.Thread(target=self._watcher.end)
-        watching.start()
+        ends = [self._watcher.end, lambda: self._keeper.end_unless(serve)]
+        threads = [threading.Thread(target=end) for end in ends]
+        for thread in threads:
+            thread.start()
         if program is not None:
             program.end()
-        watching.join()
+        for thread in threads:
+            thread.join()
 
     def _requeue(self, cause: Cause) -> events.Requeued:
         self._clean()
@@ -335,6 +348,8 @@ class Launcher:
 
     def _close(self, finish: events.Finish) -> int:
         self.finish = finish
+        if finish.ending is not events.Ending.LEFT:
+            self._keeper.drain(self._attempt, self._state.active, lambda: bool(self._signals))
         self._end()
         if finish.ending is not events.Ending.LEFT:
             self._clean()
@@ -349,6 +364,10 @@ class Launcher:
 
     def _monitoring_problem(self, problem: str) -> None:
         self._record("monitoring", problem=problem)
+        self._say(problem)
+
+    def _server_problem(self, problem: str, lasting: bool) -> None:
+        self._record("server", problem=problem, lasting=lasting)
         self._say(problem)
 
     def _committed(self) -> int:

@@ -110,6 +110,16 @@ class RunDir:
                 steps.append(int(path.name[5:]))
         return sorted(steps)
 
+    def saves_under_way(self, attempt: str) -> bool:
+        """Whether a save of this attempt has begun and is neither committed nor given up, by the look of its folder."""
+        for path in self.checkpoints.glob(f".step-*.{attempt}.*"):
+            try:
+                if not any(name.startswith("failed-") for name in os.listdir(path)):  # noqa: PTH208  (also on NFS)
+                    return True
+            except OSError:  # committed meanwhile
+                continue
+        return False
+
 
 _OURS = frozenset({"spec.json", "journal", "checkpoints", "logs", "health"})
 

@@ -17,7 +17,7 @@ from typing import Any
 from transom_hpc.base.clock import SystemClock
 from transom_hpc.base.errors import RunDirError, SlurmError
 from transom_hpc.monitors.exchange import MpiExchange, leave
-from transom_hpc.monitors.processes import end_program, program_pids
+from transom_hpc.monitors.processes import end_program, end_server, program_pids
 from transom_hpc.monitors.sidecar import EXIT_LEFT, Sidecar, SidecarConfig, SidecarHooks
 from transom_hpc.slurm.commands import SlurmCommands
 from transom_hpc.tol.attempt import Attempt
@@ -57,11 +57,13 @@ class Survivor:
     shm: Path
 
     def isolated(self) -> None:
-        """This host hears nobody: end its program, so that two never write. With two hosts, ask Slurm who is right.
+        """This host hears nobody: end its program and its checkpoint server, so that two never write.
 
-        The launcher can't reach us any more to clean up, so this host's shared memory is given back here.
+        With two hosts, ask Slurm who is right. The launcher can't reach us any more to clean up, so this host's shared
+        memory is given back here.
         """
         end_program(str(self.attempt))
+        end_server(self.shm)
         shutil.rmtree(self.shm, ignore_errors=True)
         if len(self.hosts) == 2 and self.host != self.home:
             self.orphaned((self.home,), f"{self.home} is not heard, and no third host can tell which of us is cut off")

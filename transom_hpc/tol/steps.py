@@ -152,6 +152,13 @@ class Steps:
         with log.open("ab") as complaints:
             return self._start(arguments, argv, environment, stdout=subprocess.PIPE, stderr=complaints)
 
+    def server(self, argv: Sequence[str], hosts: Sequence[str], environment: Mapping[str, str], log: Path) -> Step:
+        """Start the checkpoint server, one MPI rank a host; all it says goes to a log."""
+        # One that dies takes the step with it, and all are started again: what they did they take up where it was.
+        arguments = [*_one_each(hosts), "--kill-on-bad-exit=1", "--gres=none", "--cpu-bind=none", "--job-name=server"]
+        with log.open("ab") as words:
+            return self._start(arguments, argv, environment, stdout=words, stderr=words)
+
     def probe(self, hosts: Sequence[str], patience_s: float = 10.0) -> dict[str, str]:
         """Try a step on each host.
 
@@ -199,7 +206,7 @@ class Steps:
         argv: Sequence[str],
         environment: Mapping[str, str],
         *,
-        stdout: int | None = None,
+        stdout: IO[bytes] | int | None = None,
         stderr: IO[bytes] | int | None = None,
     ) -> Step:
         mpi = [] if any(argument.startswith("--mpi=") for argument in arguments) else [f"--mpi={self._site.mpi}"]

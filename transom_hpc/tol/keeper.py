@@ -1,0 +1,130 @@
+"""The launcher's hold on the checkpoint server: starts its step, and starts it again when it ends too early.
+
+It stays from one launch to the next as long as the hosts are the same. One that can't be kept alive is given up for the
+launch, and said; saves are written by the program itself then.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+
+from transom_hpc.base.clock import Clock
+from transom_hpc.tol.attempt import Attempt
+from transom_hpc.tol.job import Job
+from transom_hpc.tol.rundir import RunDir
+from transom_hpc.tol.steps import Step, Steps
+
+_TRIES = 5
+DRAIN_S = 15.0
+"""Longest wait of a new launch for the saves of the one before it."""
+
+
+class Keeper:
+    """One step of checkpoint servers at a time.
+
+    Args:
+        steps: starts it.
+        job: the Slurm job.
+        run: the run directory, for the log, and for the saves under way.
+        report: is told what is wrong, and whether it stays so for this launch.
+        clock: time.
+    """
+
+    def __init__(self, steps: Steps, job: Job, run: RunDir, report: Callable[[str, bool], None], clock: Clock) -> None:
+        self._steps = steps
+        self._job = job
+        self._run = run
+        self._report = report
+        self._clock = clock
+        self._step: Step | None = None
+        self._attempt = Attempt(0, 0)
+        self._hosts: tuple[str, ...] = ()
+        self._ended = 0
+        self._resting = False
+        self._retry_at: float | None = None
+
+    def start(self, attempt: Attempt, hosts: Sequence[str]) -> None:
+        """Have a server on each of these hosts for this launch."""
+        self.end_unless(hosts)
+        self._attempt, self._hosts, self._ended, self._resting = attempt, tuple(hosts), 0, False
+        if self._step is None:
+            self._start()
+
+    def look(self) -> None:
+        """Start it again when it has ended, a little later each time."""
+        code = None if self._step is None else self._step.poll()
+        if self._step is not None and code is not None:
+            self._step.end()
+            self._step = None
+            if self._resting:
+                return
+            self._ended += 1
+            if self._ended >= _TRIES:
+                self._report(
+                    f"the checkpoint server ended {self._ended} times and is given up in this launch, see "
+                    f"{self._log()}; the program writes its checkpoints itself",
+                    True,
+                )
+                return
+            if code:  # else its folder has gone, since the program has left, and we are about to hear of that
+                self._report(f"the checkpoint server ended (exit status {code}) and is started again", False)
+            self._retry_at = self._clock.now() + 2.0 ** (self._ended - 1)
+        if self._retry_at is not None and self._clock.now() >= self._retry_at:
+            self._start()
+
+    def rest(self) -> None:
+        """Don't start it again in this launch, and don't wonder at its end."""
+        self._resting = True
+
+    def end_unless(self, hosts: Collection[str]) -> None:
+        """End the step by force where it is not for these hosts."""
+        if set(hosts) == set(self._hosts):
+            return
+        self._retry_at, self._hosts = None, ()
+        step, self._step = self._step, None
+        if step is not None:
+            step.end()
+
+    def drain(self, attempt: Attempt, hosts: Collection[str], hurry: Callable[[], bool]) -> None:
+        """Wait until the saves of a launch that is over are committed or given up: the next one fences them off.
+
+        Where a host was lost nothing is waited for: its ranks never write their parts.
+
+        Args:
+            attempt: the launch that is over.
+            hosts: of the next one.
+            hurry: whether there is something else to do.
+        """
+        until = self._clock.now() + DRAIN_S
+        while set(hosts) == set(self._hosts) and self._run.saves_under_way(str(attempt)):
+            self.look()
+            if self._step is None and self._retry_at is None:
+                return
+            if self._clock.now() >= until:
+                self._report(f"a save of {attempt} was not over after {DRAIN_S:.0f} s and is given up", False)
+                return
+            if hurry():
+                return
+            self._clock.sleep(0.05)
+
+    def _start(self) -> None:
+        self._retry_at = None
+        # A file of the user's that is called like a standard module must not replace it: -P.
+        argv = [sys.executable, "-P", "-m", "transom_hpc.ckpt.server", f"--shm={self._job.shm}"]
+        argv.append(f"--ranks={len(self._hosts)}")
+        try:
+            self._step = self._steps.server(argv, self._hosts, {"TRANSOM_SERVER": str(self._job.shm)}, self._log())
+        except OSError as error:  # no room for its log, no process to be had
+            self._ended += 1
+            if self._ended >= _TRIES:
+                self._report(
+                    f"the checkpoint server can't be started ({error}): the program writes its checkpoints", True
+                )
+                return
+            self._report(f"the checkpoint server can't be started ({error}) and is tried again", False)
+            self._retry_at = self._clock.now() + 2.0**self._ended
+
+    def _log(self) -> Path:
+        return self._run.logs / f"{self._attempt}-server.log"
