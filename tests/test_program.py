@@ -134,7 +134,7 @@ def test_an_argument_beats_the_environment(shm: Path, tmp_path: Path) -> None:  
     assert committed(tmp_path / "here") == ["step-000000003"]
 
 
-def test_the_site_says_how_much_memory_and_which_stripe(
+def test_the_site_says_how_much_memory_which_stripe_and_how_many_files(
     shm: Path,  # noqa: ARG001 (as above)
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -142,6 +142,8 @@ def test_the_site_says_how_much_memory_and_which_stripe(
     monkeypatch.setenv("TRANSOM_STAGING_BYTES", "400000")
     monkeypatch.setenv("TRANSOM_STRIPE_BYTES", str(1 << 16))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    monkeypatch.setenv("TRANSOM_DATA_FILES", "2")
+    monkeypatch.setenv("TRANSOM_WRITER", "mpio")  # which is not for a program without MPI
     state = {"large": np.ones(10_000), "small": np.ones(10)}
     with transom.Checkpointer.from_env() as checkpointer:
         with pytest.warns(UserWarning, match=r"staging takes .* and 0 MB may be used"):
@@ -151,6 +153,7 @@ def test_the_site_says_how_much_memory_and_which_stripe(
     offsets = {item.entry.name: item.offset for item in found.manifest.stored}
     assert offsets["tensors/large"] % (1 << 16) == 0
     assert offsets["tensors/small"] % 4096 == 0
+    assert (len(found.manifest.files), found.manifest.writer) == (2, "direct")
     monkeypatch.setenv("TRANSOM_STAGING_BYTES", "4MB")
     with pytest.raises(UsageError, match="TRANSOM_STAGING_BYTES=4MB must be a whole number"):
         transom.Checkpointer.from_env()

@@ -60,8 +60,8 @@ class Checkpointer(ckpt.Checkpointer):
         """A checkpointer for the job that this process runs in; without a job, one for `options`.
 
         The launcher's environment says where the run directory is, which attempt this is, how often to save, how much
-        shared memory of the node all its ranks may use together, and the file system's stripe; RANK
-        and WORLD_SIZE (or Slurm's, or Open MPI's, names for them) say which rank. An argument beats the environment.
+        shared memory of the node all its ranks may use together, the file system's stripe, how many data files a
+        checkpoint has and who writes them; RANK and WORLD_SIZE (or Slurm's, or Open MPI's, names for them) say which rank. An argument beats the environment.
         Several ranks without a job must be able to talk to each other by now (torch.distributed is initialised, or
         mpi4py imported), and all must call it.
 
@@ -90,6 +90,12 @@ class Checkpointer(ckpt.Checkpointer):
             values["shm_bytes"] = staging_bytes // (_whole(environment, "LOCAL_WORLD_SIZE") or world_size)
         if align_bytes is not None:
             values["align_bytes"] = align_bytes
+        data_files = _whole(environment, "TRANSOM_DATA_FILES")
+        if data_files is not None:
+            values["data_files"] = data_files
+        writer = environment.get("TRANSOM_WRITER")
+        if writer and (writer != "mpio" or "mpi4py.MPI" in sys.modules):  # else it is the checkpoint server that can
+            values["writer"] = writer
         values |= {name: value for name, value in options.items() if value is not None}
         if "directory" not in values:
             raise UsageError(

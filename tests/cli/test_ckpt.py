@@ -52,10 +52,11 @@ def test_ls(run: Path) -> None:
 
 def test_show(run: Path) -> None:
     facts = json.loads(call("show", run, "--json").stdout)
-    assert facts["step"] == 20
+    assert (facts["step"], facts["writer"]) == (20, "direct")
     weights = next(array for array in facts["arrays"] if array["name"] == "weights")
     assert (weights["dtype"], weights["shape"], weights["bytes"]) == ("numpy:<f8", [5000], 40000)
-    assert "weights" in call("show", run, "10").stdout
+    assert "weights" in (shown := call("show", run, "10").stdout)
+    assert "with the direct writer into data-00000.h5" in shown
     missing = call("show", run, "15")
     assert missing.exception is not None
     assert "no checkpoint of step 15" in str(missing.exception)

@@ -87,6 +87,8 @@ def test_a_config_that_is_not_there(tmp_path: Path) -> None:
         ("sample_period_s = 0", "sample_period_s", "> 0"),
         ("stripe_bytes = 1.5", "stripe_bytes", "Expected `int`, got `float`"),
         ("stripe_bytes = 5000", "stripe_bytes", "must be a power of two of at least 4096, not 5000"),
+        ("data_files = 0", "data_files", ">= 1"),
+        ('writer = "fast"', "writer", "Invalid enum value 'fast'"),
         ('signal = "FOO"', "signal", "no signal has the name 'FOO'"),
         ('partition = ""', "partition", "length >= 1"),
         ('setup = "module load"', "setup", "Expected `array`, got `str`"),

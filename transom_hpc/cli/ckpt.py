@@ -143,6 +143,7 @@ def show(run: Path, step: int | None, as_json: bool) -> None:
             "attempt": manifest.attempt,
             "world_size": manifest.world_size,
             "saved_at": manifest.saved_at,
+            "writer": manifest.writer,
             "metrics": dict(manifest.metrics),
             "files": dict(manifest.files),
             "arrays": arrays,
@@ -156,7 +157,9 @@ def show(run: Path, step: int | None, as_json: bool) -> None:
     console = Console(highlight=False)
     metrics = "".join(f", {name} {value:.6g}" for name, value in manifest.metrics.items())
     console.print(Text(f"step {manifest.step}, {size(manifest.nbytes)}, {manifest.world_size} ranks{metrics}"))
-    console.print(Text(f"written by {manifest.attempt} at {manifest.saved_at} into {', '.join(manifest.files)}"))
+    into = ", ".join(manifest.files) if len(manifest.files) < 4 else f"{len(manifest.files)} files"
+    console.print(Text(f"written by {manifest.attempt} at {manifest.saved_at}"))
+    console.print(Text(f"with the {manifest.writer} writer into {into}"))
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("NAME", overflow="fold")
     table.add_column("TYPE", no_wrap=True)

@@ -10,7 +10,7 @@ import signal as signals
 import tomllib
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -56,6 +56,10 @@ class SiteConfig:
     """Shared memory of a node that checkpoints may use; None: found out on the node."""
     stripe_bytes: _Positive = 4096
     """What the data in checkpoint files is aligned to."""
+    data_files: _Positive = 1
+    """Over how many files the data of a checkpoint is spread."""
+    writer: Literal["auto", "direct", "mpio"] = "auto"
+    """Who puts it there; "auto": the faster one, measured."""
     hang_after_s: _Seconds | None = None
     """After how long without a step the program counts as hung; None: learned from its own pace."""
 
