@@ -243,9 +243,9 @@ def test_a_program_that_fails_does_not_wait_for_its_peers(shm: Path, monkeypatch
 
 
 class FailingDisk(Files):
-    """A file system whose first fsync fails."""
+    """A file system whose next fsync fails."""
 
-    failed = False
+    failed = True
 
     def fsync(self, fd: int) -> None:
         if not self.failed:
@@ -255,7 +255,9 @@ class FailingDisk(Files):
 
 
 def test_leaving_saves_although_the_save_before_failed(shm: Path, tmp_path: Path) -> None:
-    checkpointer = transom.Checkpointer.from_env(every=2, files=FailingDisk(), on_save_error="raise")
+    disk = FailingDisk()
+    checkpointer = transom.Checkpointer.from_env(every=2, files=disk, on_save_error="raise")
+    disk.failed = False
     state = new_state()
     (shm / "stop").touch()
     checkpointer.step(2, state)

@@ -61,7 +61,8 @@ class Checkpointer(ckpt.Checkpointer):
 
         The launcher's environment says where the run directory is, which attempt this is, how often to save, how much
         shared memory of the node all its ranks may use together, the file system's stripe, how many data files a
-        checkpoint has and who writes them; RANK and WORLD_SIZE (or Slurm's, or Open MPI's, names for them) say which rank. An argument beats the environment.
+        checkpoint has and who writes them; RANK and WORLD_SIZE (or Slurm's, or Open MPI's, names for them) say which
+        rank. An argument beats the environment.
         Several ranks without a job must be able to talk to each other by now (torch.distributed is initialised, or
         mpi4py imported), and all must call it.
 

@@ -296,8 +296,6 @@ class Launcher:
             "TRANSOM_STRIPE_BYTES": str(self._site.stripe_bytes),
             "TRANSOM_DATA_FILES": str(self._site.data_files),
             "TRANSOM_WRITER": self._site.writer,
-            "TRANSOM_DATA_FILES": str(self._site.data_files),
-            "TRANSOM_WRITER": self._site.writer,
             **({"TRANSOM_STAGING_BYTES": str(staging)} if staging else {}),
         }
 
