@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import secrets
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -68,6 +69,7 @@ class MpioWriter:
 
     def __init__(self, comm: Any, files: Files, clock: Clock, deadline_s: float) -> None:
         self.process: int = comm.Get_rank()
+        self.world: int = comm.bcast(secrets.randbits(60))
         self._comm = comm
         self._crews: dict[tuple[int, ...], Any] = {tuple(range(comm.Get_size())): comm}
         self._files = files

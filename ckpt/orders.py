@@ -27,6 +27,7 @@ from transom_hpc.ckpt.commit import Job
 from transom_hpc.ckpt.files import Files
 from transom_hpc.ckpt.meeting import Abandoned, LeftOut
 from transom_hpc.ckpt.retention import Keep
+from transom_hpc.ckpt.writers import Asked
 
 SERVER = ".server"
 _ORDER, _ANSWER, _RANK = ".order.", ".answer.", ".rank."
@@ -41,6 +42,7 @@ class Order:
         segment: name of the segment that holds its bytes, whole.
         keep: what is kept of what is committed.
         align_bytes, count: of the data files (see Blanks).
+        writer: which writer was asked for.
     """
 
     job: Job
@@ -48,6 +50,7 @@ class Order:
     keep: Keep
     align_bytes: int
     count: int
+    writer: Asked
 
     @property
     def name(self) -> str:
@@ -209,7 +212,7 @@ def decode(data: bytes) -> Order:
     """
     value = json.loads(data)
     job = Job(**{**value["job"], "directory": Path(value["job"]["directory"])})
-    return Order(job, value["segment"], Keep(**value["keep"]), value["align_bytes"], value["count"])
+    return Order(job, value["segment"], Keep(**value["keep"]), value["align_bytes"], value["count"], value["writer"])
 
 
 def hold(path: Path, files: Files) -> int | None:

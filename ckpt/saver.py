@@ -193,9 +193,7 @@ class Saver:
             # A server that has just died is not waited for; one that dies now is, as the order is left then.
             if self._handover.possible() and save.is_whole():
                 assert save.segment is not None
-                order = Order(
-                    save.job, save.segment.path.name, self._keep, self._blanks.align_bytes, self._blanks.count
-                )
+                order = self._order(save.job, save.segment)
                 self._handover.carry_out(order, partial(self._commit, save))
             else:
                 self._commit(save)
@@ -213,6 +211,10 @@ class Saver:
             self._handover.finish(order)
         elif save.error is None and save.job.rank == 0:
             tidy(save.job, self._keep, self._fence, self._files)
+
+    def _order(self, job: Job, segment: Segment) -> Order:
+        blanks = self._blanks
+        return Order(job, segment.path.name, self._keep, blanks.align_bytes, blanks.count, self._writers.asked)
 
     def _commit(self, save: Save) -> None:
         commit.commit(save.job, save.source, self._writers, self._blanks, self._fence, self._files, self._clock)

@@ -30,7 +30,7 @@ from transom_hpc.ckpt.ring import Ring
 from transom_hpc.ckpt.saver import tidy
 from transom_hpc.ckpt.shm import Segment
 from transom_hpc.ckpt.slots import Left, read_left
-from transom_hpc.ckpt.writers import Writers
+from transom_hpc.ckpt.writers import ASKED, Asked, Collective, Writers
 
 log = logging.getLogger("transom_hpc.ckpt")
 
@@ -69,12 +69,23 @@ class Server:
     Args:
         folder: the staging folder; one that is not there yet is waited for.
         files, clock: the hands.
+        together: writes together with the other servers; None where that can't be.
+        writer: which writer to take where a program leaves that open.
     """
 
-    def __init__(self, folder: Path, files: Files, clock: Clock) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        files: Files,
+        clock: Clock,
+        together: Collective | None = None,
+        writer: Asked = "auto",
+    ) -> None:
         self._path = folder
         self._files = files
         self._clock = clock
+        self._together = together
+        self._writer: Asked = writer
         self._orders = Orders(folder, files)
         self._in_hand: set[str] = set()
         self._blanks: dict[tuple[Path, int, int], Blanks] = {}
@@ -164,7 +175,9 @@ class Server:
         key = (job.directory, order.align_bytes, order.count)
         blanks = self._blanks.setdefault(key, Blanks(self._files, order.align_bytes, order.count))
         right = Fence(job.directory, job.attempt, self._files)
-        commit.commit(job, Held(left), Writers(self._files), blanks, right, self._files, self._clock)
+        asked = self._writer if order.writer == "auto" else order.writer
+        writers = Writers(self._files, self._together, asked, self._clock)
+        commit.commit(job, Held(left), writers, blanks, right, self._files, self._clock)
         log.info("step %d of rank %d is committed", job.step, job.rank)
 
     def _give_up_for(self, rank: Rank) -> None:
@@ -190,29 +203,34 @@ class Server:
         log.info("%s is given up for rank %d, whose program has died", folder.name, rank.rank)
 
 
+def _ignore(_number: int, _frame: object) -> None:
+    """A handler is not inherited by children, as SIG_IGN would be."""
+
+
 def main() -> None:
     """Serve, beside the other nodes' servers."""
     parser = argparse.ArgumentParser(prog="python -m transom_hpc.ckpt.server", description=__doc__)
     parser.add_argument("--shm", required=True, type=Path, help="the staging folder, in /dev/shm")
     parser.add_argument("--ranks", type=int, default=1, help="servers of this step; above one they meet over MPI")
+    parser.add_argument("--writer", choices=ASKED, default="auto", help="where a program leaves it open")
     given = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {os.uname().nodename}: %(message)s")
-    server = Server(given.shm, Files(), SystemClock())
+    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
+        signal.signal(number, _ignore)  # Slurm signals every step
+    h5file.load()
+    files, clock = Files(), SystemClock()
+    together = None
+    if given.ranks > 1:
+        ring = Ring()
+        log.info("rank %d of %d, for %d nodes", ring.rank, ring.size, given.ranks)
+        together = ring.writer(files, clock)
+    server = Server(given.shm, files, clock, together, given.writer)
 
     def leave(_number: int, _frame: object) -> None:
         server.leaving = True
 
-    def ignore(_number: int, _frame: object) -> None:
-        """Slurm signals every step."""
-
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, leave)
-    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
-        signal.signal(number, ignore)
-    h5file.load()
-    if given.ranks > 1:
-        ring = Ring()
-        log.info("rank %d of %d, for %d nodes", ring.rank, ring.size, given.ranks)
     try:
         code = server.serve()
     except CheckpointError as error:

@@ -51,6 +51,10 @@ class Collective(Protocol):
     def process(self) -> int:
         """Number of this process."""
 
+    @property
+    def world(self) -> int:
+        """What only the processes that can write together have in common."""
+
     def write(
         self, crew: Crew, folder: Path, names: Sequence[str], batches: Sequence[Batch], progress: Callable[[], None]
     ) -> float:
@@ -101,12 +105,14 @@ class Writers:
         self._files = files
         self._direct = DirectWriter(files)
         self._mpio = together
-        self._asked = asked
+        self.asked = asked
         self._clock = clock or SystemClock()
 
     def possible(self) -> dict[str, int]:
         """What this process can write with, now, and its number in it."""
-        return {"direct": 0} if self._mpio is None or self._mpio.lost else {"direct": 0, "mpio": self._mpio.process}
+        if self._mpio is None or self._mpio.lost:
+            return {"direct": 0}
+        return {"direct": 0, "mpio": self._mpio.process, "world": self._mpio.world}
 
     def decide(self, directory: Path, possible: Sequence[Mapping[str, int]]) -> Way:
         """How all ranks write a save. Called by rank 0.
@@ -119,12 +125,13 @@ class Writers:
             SaveError: mpio was asked for and a rank can't any more.
         """
         without = [rank for rank, names in enumerate(possible) if "mpio" not in names]
-        if self._asked == "mpio" and without:
+        if self.asked == "mpio" and without:
             why = self._mpio.lost if self._mpio is not None and without[0] == 0 else ""
             raise SaveError(f"the writer mpio was asked for and rank {without[0]} can't use it{why and f': {why}'}")
-        if self._asked == "direct" or without:
+        apart = len({names.get("world") for names in possible}) > 1  # some of them programs, some of them servers
+        if self.asked == "direct" or without or apart:
             return Way("direct")
-        name = "mpio" if self._asked == "mpio" else recorded(directory, len(possible), self._files) or MEASURE
+        name = "mpio" if self.asked == "mpio" else recorded(directory, len(possible), self._files) or MEASURE
         return Way(name, sorted(Counter(names["mpio"] for names in possible).items()))
 
     def write(

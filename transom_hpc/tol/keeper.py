@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from transom_hpc.base.clock import Clock
+from transom_hpc.slurm.site import SiteConfig
 from transom_hpc.tol.attempt import Attempt
 from transom_hpc.tol.job import Job
 from transom_hpc.tol.rundir import RunDir
@@ -27,14 +28,18 @@ class Keeper:
     Args:
         steps: starts it.
         job: the Slurm job.
+        site: says who writes.
         run: the run directory, for the log, and for the saves under way.
         report: is told what is wrong, and whether it stays so for this launch.
         clock: time.
     """
 
-    def __init__(self, steps: Steps, job: Job, run: RunDir, report: Callable[[str, bool], None], clock: Clock) -> None:
+    def __init__(
+        self, steps: Steps, job: Job, site: SiteConfig, run: RunDir, report: Callable[[str, bool], None], clock: Clock
+    ) -> None:
         self._steps = steps
         self._job = job
+        self._site = site
         self._run = run
         self._report = report
         self._clock = clock
@@ -113,7 +118,7 @@ class Keeper:
         self._retry_at = None
         # A file of the user's that is called like a standard module must not replace it: -P.
         argv = [sys.executable, "-P", "-m", "transom_hpc.ckpt.server", f"--shm={self._job.shm}"]
-        argv.append(f"--ranks={len(self._hosts)}")
+        argv += [f"--ranks={len(self._hosts)}", f"--writer={self._site.writer}"]
         try:
             self._step = self._steps.server(argv, self._hosts, {"TRANSOM_SERVER": str(self._job.shm)}, self._log())
         except OSError as error:  # no room for its log, no process to be had

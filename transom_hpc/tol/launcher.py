@@ -73,7 +73,7 @@ class Launcher:
         self._signals: list[int] = []
         self._program: Step | None = None
         self._watcher = Watcher(self._steps, job, site, run, self._monitoring_problem, self._clock)
-        self._keeper = Keeper(self._steps, job, run, self._server_problem, self._clock)
+        self._keeper = Keeper(self._steps, job, site, run, self._server_problem, self._clock)
         self._deadline: float | None = None
         self._attempt = Attempt(0, 0)
         self._diary = Diary()
