@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from transom_hpc.ckpt import dtypes
@@ -258,6 +258,27 @@ def overlap(
     return start, tuple(end - begin for begin, end in zip(start, stop, strict=True))
 
 
-def offsets(shards: Sequence[Shard], placed: Mapping[str, int]) -> list[int]:
-    """The byte offset of each shard, from where HDF5 placed each dataset; 0 for those without bytes."""
-    return [placed[shard.path] if shard.entry.nbytes else 0 for shard in shards]
+def boxes(shape: Sequence[int], first: int, count: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """The boxes (start, shape) that together are a run of elements of an array in row-major order.
+
+    Args:
+        shape: of the array, at least one axis.
+        first: number of the first element.
+        count: how many, at least one.
+    """
+    if len(shape) == 1:
+        return [((first,), (count,))]
+    row = math.prod(shape[1:])
+    top, skipped = divmod(first, row)
+    bottom, last = divmod(first + count, row)
+    if top == bottom or (skipped and top + 1 == bottom and last == 0):
+        return [((top, *start), (1, *size)) for start, size in boxes(shape[1:], skipped, count)]
+    found = []
+    if skipped:
+        found += boxes(shape, first, row - skipped)
+        top += 1
+    if bottom > top:
+        found.append(((top, *(0 for _ in shape[1:])), (bottom - top, *shape[1:])))
+    if last:
+        found += boxes(shape, bottom * row, last)
+    return found

@@ -11,7 +11,6 @@ for the deadline; the save fails then, and this writer is lost for as long as th
 from __future__ import annotations
 
 import ctypes
-import math
 import os
 import secrets
 import sys
@@ -30,6 +29,7 @@ from transom_hpc.ckpt import h5file
 from transom_hpc.ckpt.direct import Batch, Piece, Target
 from transom_hpc.ckpt.errand import Errands
 from transom_hpc.ckpt.files import Files
+from transom_hpc.ckpt.layout import boxes
 
 _CHECK_BYTES = 64 << 20
 """What a process reads back, once: there are file systems on which an MPI wrote other bytes than it was given."""
@@ -251,15 +251,18 @@ class _Parallel:
 
     def __enter__(self) -> _Parallel:
         access = self._h5py.h5p.create(self._h5py.h5p.FILE_ACCESS)
-        access.set_fapl_mpio(self._comm, sys.modules["mpi4py.MPI"].INFO_NULL)
         access.set_libver_bounds(self._h5py.h5f.LIBVER_EARLIEST, self._h5py.h5f.LIBVER_V110)
         access.set_fclose_degree(self._h5py.h5f.CLOSE_STRONG)
-        # h5py's own call keeps the interpreter while it waits for the other processes: nothing of the program would
+        # h5py's own calls keep the interpreter while these wait for the other processes: nothing of the program would
         # run meanwhile, no deadline either. Writing and closing let go of it.
-        call = ctypes.CDLL(self._h5py.h5f.__file__).H5Fopen
-        call.argtypes, call.restype = (ctypes.c_char_p, ctypes.c_uint, ctypes.c_int64), ctypes.c_int64
+        hdf5 = ctypes.CDLL(self._h5py.h5f.__file__)
+        hdf5.H5Fopen.restype = ctypes.c_int64
+        info = _handle(sys.modules["mpi4py.MPI"].INFO_NULL)
         with self._h5py._objects.phil:
-            number = call(os.fsencode(self._path), self._h5py.h5f.ACC_RDWR, access.id)
+            number = hdf5.H5Pset_fapl_mpio(ctypes.c_int64(access.id), _handle(self._comm), info)
+            if number >= 0:
+                path = ctypes.c_char_p(os.fsencode(self._path))
+                number = hdf5.H5Fopen(path, ctypes.c_uint(self._h5py.h5f.ACC_RDWR), ctypes.c_int64(access.id))
         if number < 0:
             raise OSError(f"parallel HDF5 could not open {self._path}")
         self._file = self._h5py.h5f.FileID(number)
@@ -303,30 +306,11 @@ class _Parallel:
             raise problem
 
 
-def boxes(shape: Sequence[int], first: int, count: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """The boxes (start, shape) that together are a run of elements of an array in row-major order. Pure.
-
-    Args:
-        shape: of the array, at least one axis.
-        first: number of the first element.
-        count: how many, at least one.
-    """
-    if len(shape) == 1:
-        return [((first,), (count,))]
-    row = math.prod(shape[1:])
-    top, skipped = divmod(first, row)
-    bottom, last = divmod(first + count, row)
-    if top == bottom or (skipped and top + 1 == bottom and last == 0):
-        return [((top, *start), (1, *size)) for start, size in boxes(shape[1:], skipped, count)]
-    found = []
-    if skipped:
-        found += boxes(shape, first, row - skipped)
-        top += 1
-    if bottom > top:
-        found.append(((top, *(0 for _ in shape[1:])), (bottom - top, *shape[1:])))
-    if last:
-        found += boxes(shape, bottom * row, last)
-    return found
+def _handle(held: Any) -> Any:
+    """What C calls by that name: an address or a number, as the MPI has it."""
+    mpi = sys.modules["mpi4py.MPI"]
+    kind = ctypes.c_void_p if mpi._sizeof(held) == ctypes.sizeof(ctypes.c_void_p) else ctypes.c_int
+    return kind.from_address(mpi._addressof(held))
 
 
 def find(world_size: int, sharing: bool) -> tuple[Any, str]:

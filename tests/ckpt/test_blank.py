@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import struct
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -62,6 +63,47 @@ def test_large_arrays_begin_on_a_stripe_and_small_ones_leave_no_holes(tmp_path: 
     with h5py.File(tmp_path / "b" / FILE) as file:
         assert file["tensors/v"].id.get_offset() == offsets["/tensors/v"]
         assert file.attrs["world_size"] == 2
+
+
+def test_the_first_file_shows_what_is_in_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spread = [replace(s, file=i % 3 if s.entry.nbytes else 0) for i, s in enumerate(SHARDS)]
+    parts = [
+        Shard(f"/shards/{r}/u", r, Entry("tensors/u", "bfloat16", (2,), (4,), (2 * r,), 4, ("",)), 2 * r)
+        for r in (0, 1)
+    ]
+    blanks = Blanks(Files(), count=3)
+    offsets = make(blanks, tmp_path / "a", [*spread, *parts], {})
+    assert make(blanks, tmp_path / "b", [*spread, *parts], {}) == offsets
+    names = [f"data-{number:05d}.h5" for number in range(3)]
+    assert [p.name for p in sorted((tmp_path / "b").iterdir())] == names
+    for name in names:
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+        with h5py.File(tmp_path / "b" / name) as file:
+            for one in (s for s in [*spread, *parts] if names[s.file] == name and s.entry.nbytes):
+                assert file[one.path].id.get_offset() == offsets[one.path]
+    with (tmp_path / "b" / names[2]).open("r+b") as data:
+        data.seek(offsets["/shards/1/u"])
+        data.write(struct.pack("<2H", 7, 8))
+    monkeypatch.chdir("/")
+    (tmp_path / "b").rename(tmp_path / "c")
+    with h5py.File(tmp_path / "c" / FILE) as file:
+        assert [file[one.path].shape for one in spread if one.path.startswith("/tensors/m/")] == [(1000, 30), (), (3,)]
+        assert file["tensors/u"][2:].tolist() == [7, 8]
+        assert file["tensors/m/b"].attrs["torch_dtype"] == "bfloat16"
+    (tmp_path / "c" / names[1]).unlink()
+    with h5py.File(tmp_path / "c" / FILE) as file, pytest.raises(KeyError):
+        _ = file["tensors/m/w"]
+
+
+def test_another_state_is_laid_out_anew(tmp_path: Path) -> None:
+    blanks = Blanks(Files(), count=2)
+    make(blanks, tmp_path / "a", [replace(s, file=i % 2) for i, s in enumerate(SHARDS)], {})
+    few = [shard("tensors/m/w", "float32", (5,), 20)]
+    make(blanks, tmp_path / "b", few, {})
+    assert [p.name for p in (tmp_path / "b").iterdir()] == [FILE]
+    with h5py.File(tmp_path / "b" / FILE) as file:
+        assert file["tensors/m/w"].shape == (5,)
+        assert "structure" not in file
 
 
 def test_other_tools_read_it(tmp_path: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transom_hpc.ckpt.layout import SPLIT_BYTES, Entry, blocks, overlap, plan
+from transom_hpc.ckpt.layout import PIECE_BYTES, SPLIT_BYTES, Entry, blocks, boxes, overlap, plan
 
 
 def entry(name: str, nbytes: int, total: str = "a") -> Entry:
@@ -38,6 +40,61 @@ def test_every_byte_is_written_once_and_the_work_is_even(shared: list[int], own:
         assert max(made.bytes_of(rank) for rank in range(len(own))) <= even + len(shared) * SPLIT_BYTES
 
 
+@given(sizes, st.lists(st.integers(0, 60 << 20), min_size=1, max_size=6))
+def test_what_is_written_together_falls_to_all_alike(shared: list[int], own: list[int]) -> None:
+    common = [entry(f"s{i}", n) for i, n in enumerate(shared)]
+    held = [[*common, entry("own", n, f"r{rank}")] for rank, n in enumerate(own)]
+    made = plan(held, together=True)
+    assert made.shards == plan(held).shards
+    written: dict[int, list[tuple[int, int]]] = {}
+    turning = []
+    for work in made.work:
+        turning.append([(span.shard, span.turns) for span in work if span.turns])
+        for span in work:
+            assert span.begin < span.end
+            assert not span.turns or span.end - span.begin <= span.turns * PIECE_BYTES
+            written.setdefault(span.shard, []).append((span.begin, span.end))
+    assert all(turns == turning[0] for turns in turning), "the same turns in the same order on all ranks"
+    if len(own) > 1:
+        large = [i for i, s in enumerate(made.shards) if s.rank is None and s.entry.nbytes >= len(own) * SPLIT_BYTES]
+        assert [i for i, _ in turning[0]] == large
+    for index, shard in enumerate(made.shards):
+        spans = sorted(written.get(index, []))
+        assert sum(end - begin for begin, end in spans) == shard.entry.nbytes
+        assert all(a[1] == b[0] for a, b in pairwise(spans))
+
+
+@given(sizes, st.integers(1, 7))
+def test_files_are_even_and_change_nothing_else(shared: list[int], files: int) -> None:
+    held = [[entry(f"s{i}", n) for i, n in enumerate(shared)] + [Entry("structure/m", "json", (9,), (9,), (0,), 9, "")]]
+    made = plan(held, files)
+    assert made.work == plan(held).work
+    loads = [sum(s.entry.nbytes for s in made.shards if s.file == file) for file in range(files)]
+    assert max(loads) <= sum(shared) / files + max(shared) + 9
+    assert [s.file for s in made.shards if s.entry.dtype == "json"] == [0]
+    used = sorted({s.file for s in made.shards if s.entry.nbytes})
+    assert used == list(range(len(used))), "no file is left out"
+
+
+def test_what_is_one_element_in_the_file_is_written_by_one_rank() -> None:
+    text = Entry("structure/m", "json", (9 << 20,), (9 << 20,), (0,), 9 << 20, ("a",))
+    for together in (False, True):
+        made = plan([[text, entry("w", 8 << 20)]] * 3, together=together)
+        assert sum(span.shard == 0 for work in made.work for span in work) == 1
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=4), st.data())
+def test_a_run_of_elements_as_boxes(shape: list[int], data: st.DataObject) -> None:
+    total = math.prod(shape)
+    first = data.draw(st.integers(0, total - 1))
+    count = data.draw(st.integers(1, total - first))
+    numbers = np.arange(total).reshape(shape)
+    found = boxes(shape, first, count)
+    cells = [numbers[tuple(slice(a, a + n) for a, n in zip(*box, strict=True))].ravel() for box in found]
+    assert np.concatenate(cells).tolist() == list(range(first, first + count))
+    assert len(found) <= 2 * len(shape) - 1
+
+
 def test_what_differs_in_one_bit_is_kept_per_rank() -> None:
     made = plan([[entry("w", 8, "a"), entry("x", 8)], [entry("w", 8, "b"), entry("x", 8)]])
     assert [(s.path, s.rank) for s in made.shards] == [
@@ -60,10 +117,10 @@ def test_parts_of_an_array_are_shards() -> None:
     assert [s.path for s in made.shards] == ["/shards/0/u", "/shards/1/u"]
 
 
-boxes = st.tuples(st.integers(0, 9), st.integers(0, 9))
+axes_of_a_box = st.tuples(st.integers(0, 9), st.integers(0, 9))
 
 
-@given(st.lists(st.tuples(boxes, boxes), min_size=1, max_size=3))
+@given(st.lists(st.tuples(axes_of_a_box, axes_of_a_box), min_size=1, max_size=3))
 def test_overlap_of_boxes(axes: list[tuple[tuple[int, int], tuple[int, int]]]) -> None:
     a_start, a_shape = [a[0] for a, _ in axes], [a[1] for a, _ in axes]
     b_start, b_shape = [b[0] for _, b in axes], [b[1] for _, b in axes]

@@ -120,6 +120,28 @@ def test_damage_touches_no_tensor(two: Path) -> None:
     assert state["n"] == 0
 
 
+def test_several_data_files(directory: Path) -> None:
+    state = {f"t{i}": torch.full((50_000 * i,), float(i)) for i in range(1, 6)}
+    with Checkpointer(directory, data_files=3) as ckpt:
+        for step in (1, 2, 3):
+            ckpt.save(step, state, block=True)
+    found = list_checkpoints(directory)[-1]
+    assert list(found.manifest.files) == [f"data-{number:05d}.h5" for number in range(3)]
+    sizes = [sum(i.entry.nbytes for i in found.manifest.stored if i.file == name) for name in found.manifest.files]
+    assert max(sizes) < 1.3 * min(sizes)
+    (last,) = [i for i in found.manifest.stored if i.entry.name == "tensors/t4"]
+    assert last.file != "data-00000.h5"
+    flip(found.path / last.file, last.offset + 50)
+    assert [(f.file, f.name, f.offset) for f in verify(found.path)] == [(last.file, "t4", last.offset)]
+    (directory / "step-000000002" / "data-00002.h5").unlink()
+    with Checkpointer(directory, data_files=1) as ckpt:
+        restored = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+        assert ckpt.restore(restored) == 1
+        ckpt.save(4, state, block=True)
+    assert all(torch.equal(restored[name], tensor) for name, tensor in state.items())
+    assert [(c.step, len(c.manifest.files)) for c in list_checkpoints(directory)] == [(1, 3), (4, 1)]
+
+
 def test_without_room_for_staging_the_file_is_read_twice(two: Path) -> None:
     state = fresh()
     with Checkpointer(two, shm_bytes=4096) as ckpt:
