@@ -1,7 +1,8 @@
-"""Blank data files: laid out by HDF5 once, and from then on copied from memory as long as the layout stays the same.
+"""Blank data files: laid out by HDF5 in memory, and copied from there as long as the layout stays the same.
 
 What HDF5 writes depends only on names, types and shapes, and those rarely change between the saves of a run. So the
-second and later files cost a few small writes where HDF5 takes a tenth of a second of the program's interpreter.
+second and later files cost a few small writes where HDF5 takes a tenth of a second of the program's interpreter. HDF5
+itself writes to no disk here: where that is full it does not report an error, it crashes (see sheet).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 from transom_hpc.ckpt import h5file
 from transom_hpc.ckpt.files import Files
 from transom_hpc.ckpt.layout import Shard, data_file
+from transom_hpc.ckpt.sheet import Sheet
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,7 @@ class _Pattern:
     Args:
         size: of the file in bytes.
         offsets: of each dataset.
-        rest: what is not data: offset and bytes, zeros left out.
+        rest: what is not data: offset and bytes, empty pages left out.
     """
 
     size: int
@@ -60,13 +62,12 @@ class Blanks:
             tuple((s.path, s.file, s.entry.dtype, s.entry.shape, s.entry.start, s.entry.global_shape) for s in shards),
             tuple(attributes.items()),
         )
-        if key == self._key:
-            for number, pattern in enumerate(self._patterns):
-                self._copy(folder / data_file(number), pattern)
-        else:
+        if key != self._key:
             numbers = range(1 + max((shard.file for shard in shards), default=0))
-            self._patterns = [self._lay_out(folder, number, shards, attributes) for number in numbers]
+            self._patterns = [self._lay_out(number, shards, attributes) for number in numbers]
             self._key = key
+        for number, pattern in enumerate(self._patterns):
+            self._copy(folder / data_file(number), pattern)
         return {path: offset for pattern in self._patterns for path, offset in pattern.offsets.items()}
 
     def _copy(self, path: Path, pattern: _Pattern) -> None:
@@ -79,33 +80,13 @@ class Blanks:
         finally:
             self._files.close(fd)
 
-    def _lay_out(self, folder: Path, number: int, shards: Sequence[Shard], attributes: Mapping[str, Any]) -> _Pattern:
-        offsets = h5file.lay_out(folder, number, shards, attributes, self.align_bytes)
-        sizes = {shard.path: shard.entry.nbytes for shard in shards}
-        path = folder / data_file(number)
-        fd = self._files.open(path, os.O_RDWR)
-        try:
-            size = self._files.size(path)
-            self._files.allocate(fd, size)
-            return _Pattern(size, offsets, _rest(fd, size, offsets, sizes))
-        finally:
-            self._files.close(fd)
+    def _lay_out(self, number: int, shards: Sequence[Shard], attributes: Mapping[str, Any]) -> _Pattern:
+        sheet = Sheet()
+        offsets = h5file.lay_out(sheet, number, shards, attributes, self.align_bytes)
+        return _Pattern(sheet.size, offsets, list(sheet.written()))
 
     def _write(self, fd: int, data: bytes, offset: int) -> None:
         view = memoryview(data)
         while view:
             sent = self._files.pwrite(fd, view, offset)
             view, offset = view[sent:], offset + sent
-
-
-def _rest(fd: int, size: int, offsets: Mapping[str, int], sizes: Mapping[str, int]) -> list[tuple[int, bytes]]:
-    """Everything between the datasets."""
-    found = []
-    at = 0
-    for offset, nbytes in [*sorted((offset, sizes[path]) for path, offset in offsets.items()), (size, 0)]:
-        if offset > at:
-            data = os.pread(fd, offset - at, at)
-            if data.strip(b"\0"):
-                found.append((at, data))
-        at = offset + nbytes
-    return found

@@ -38,6 +38,9 @@ BEAT_S = 5.0
 WATCH_S = 30.0
 """Six beats: a program that stands still as long loses the directory, and can't commit any more."""
 
+_UNREADABLE_S = 2.0
+"""The same for a file without a name in it: its owner writes that at once, or died in between."""
+
 _LOOK_S = 1.0
 _TRIES = 5
 
@@ -236,7 +239,7 @@ class Claim:
         try:
             _write(self._files, fd, text + b"%012d\n" % 0, 0)
             self._files.fsync(fd)
-        except OSError as error:  # no reason to end a program; a file without a name in it is watched
+        except OSError as error:  # no reason to end a program
             log.info("%s: %s", self._path, error)
         stop = threading.Event()
         beats = threading.Thread(
@@ -248,15 +251,19 @@ class Claim:
 
     def _watch(self, there: bytes, holder: Holder | None) -> Standing:
         """See whether the number moves. Nothing else can be known of a process on another host."""
-        log.warning(
-            "%s says that %s writes there; waiting %.0f s to see whether it lives",
-            self._path,
-            holder or "an unknown program",
-            self._watch_s,
-        )
-        end = self._clock.now() + self._watch_s
+        watch_s = self._watch_s
+        if holder is None:
+            watch_s = min(watch_s, _UNREADABLE_S)
+        else:
+            log.warning(
+                "%s says that a program writes there: %s; waiting %.0f s to see whether it lives",
+                self._path,
+                holder,
+                watch_s,
+            )
+        end = self._clock.now() + watch_s
         while self._clock.now() < end:
-            self._clock.sleep(min(_LOOK_S, self._watch_s / 4))
+            self._clock.sleep(min(_LOOK_S, watch_s / 4))
             now = self._look()
             if now is None:
                 return Standing.OVER

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ import numpy as np
 from transom_hpc.base.errors import SaveError
 from transom_hpc.ckpt import dtypes
 from transom_hpc.ckpt.layout import Shard, data_file
+from transom_hpc.ckpt.sheet import Sheet
 
 ALIGN = 4096
 _META_BYTES = 1 << 16
@@ -78,12 +78,12 @@ def load() -> None:
 
 
 def lay_out(
-    folder: Path, number: int, shards: Sequence[Shard], attributes: Mapping[str, Any], alignment: int = ALIGN
+    sheet: Sheet, number: int, shards: Sequence[Shard], attributes: Mapping[str, Any], alignment: int = ALIGN
 ) -> dict[str, int]:
     """Make one data file. The first one also shows what is in the others, so that it is enough to open it.
 
     Args:
-        folder: where; the file does not exist yet.
+        sheet: where, in memory; empty.
         number: of the file.
         shards: everything that the checkpoint will hold, in whichever file.
         attributes: of the file, for people who open it with other tools.
@@ -94,37 +94,35 @@ def lay_out(
         The byte offset of each dataset in this file by its path; those without bytes are left out.
 
     Raises:
-        OSError: the file could not be made.
+        OSError: HDF5 can't express it.
     """
     h5py = library()
-    path = folder / data_file(number)
     offsets: dict[str, int] = {}
     here = [shard for shard in shards if shard.file == number]
     wide = [shard for shard in here if shard.entry.nbytes >= alignment > ALIGN]
     narrow = [shard for shard in here if not shard.entry.nbytes >= alignment > ALIGN]
-    with _open(h5py, path, "x", 1, ALIGN) as file:
+    with _open(h5py, sheet, "w", 1, ALIGN) as file:
         for name, value in attributes.items():
             file.attrs[name] = value
         _add(h5py, file, narrow, offsets)
         if not wide and number == 0:
             _show(h5py, file, shards)
     if wide:  # a file has one alignment as long as it is open
-        with _open(h5py, path, "r+", alignment, alignment) as file:
+        with _open(h5py, sheet, "r+", alignment, alignment) as file:
             _add(h5py, file, wide, offsets)
             if number == 0:
                 _show(h5py, file, shards)
     return offsets
 
 
-def _open(h5py: Any, path: Path, mode: str, threshold: int, interval: int) -> Any:
+def _open(h5py: Any, sheet: Sheet, mode: str, threshold: int, interval: int) -> Any:
     return h5py.File(
-        path,
+        sheet,
         mode,
         libver=("earliest", "v110"),
         alignment_threshold=threshold,
         alignment_interval=interval,
         meta_block_size=_META_BYTES,
-        locking=False,  # the folder is ours alone, and locks fail on some file systems (ENOLCK, ENOSYS)
     )
 
 

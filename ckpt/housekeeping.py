@@ -18,6 +18,8 @@ from transom_hpc.ckpt.retention import Keep
 log = logging.getLogger("transom_hpc.ckpt")
 
 _DAMAGED = ".damaged-"
+_SCRAPS = (claim.ASIDE, f".{fence.FILE}.")
+"""Of files that a program was killed over, while it changed them."""
 
 
 def clean(directory: Path, attempt: str, files: Files) -> list[str]:
@@ -29,7 +31,7 @@ def clean(directory: Path, attempt: str, files: Files) -> list[str]:
     removed = []
     for name in sorted(files.names(directory)):
         owner = fence.attempt_of(name)
-        if name.startswith(claim.ASIDE) or (owner is not None and fence.is_before(owner, attempt)):
+        if name.startswith(_SCRAPS) or (owner is not None and fence.is_before(owner, attempt)):
             try:
                 files.remove(directory / name)
             except OSError as error:
