@@ -143,7 +143,9 @@ class Server:
         """Take up what is to be done."""
         for name in self._orders.waiting():
             claim = None if name in self._in_hand else self._orders.claim(name)
-            if claim is not None:
+            if claim is not None and self._orders.answered(name)[0]:  # between our look and the claim
+                claim.release()
+            elif claim is not None:
                 self._in_hand.add(name)
                 threading.Thread(target=self._work, args=(name, claim), name="transom-save", daemon=True).start()
 
@@ -159,6 +161,8 @@ class Server:
                 log.info("%s: %s: %s", name, type(found).__name__, found)
                 error = found
             self._orders.answer(name, error)
+            if not self._files.exists(self._path / name.rpartition(".")[0]):
+                self._orders.forget(name)  # its program is dead, or has given us up
             if error is None and order is not None and order.job.rank == 0:
                 tidy(order.job, order.keep, Fence(order.job.directory, order.job.attempt, self._files), self._files)
         except OSError as error:

@@ -25,8 +25,10 @@ import torch.distributed as dist
 import xxhash
 
 import transom_hpc.ckpt.checkpointer  # noqa: F401  (loaded before the fork)
+from transom_hpc.base.clock import SystemClock
 from transom_hpc.base.errors import SaveError, StateError
 from transom_hpc.ckpt import Checkpointer, rng_state
+from transom_hpc.ckpt.server import Server
 
 sys.path.insert(0, str(Path(__file__).parent))
 from faulty import Faulty
@@ -201,6 +203,42 @@ def lives(facts: dict[str, Any]) -> Any:
     wanted = numbers(start)
     right = all(torch.equal(torch.as_tensor(state[k]), torch.as_tensor(wanted[k])) for k in wanted)
     return {"start": start, "right": right}
+
+
+class Gated(Faulty):
+    """Writes no data as long as the file at `gate` is there."""
+
+    gate = Path("/nonexistent")
+
+    def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
+        while self.gate.exists():
+            time.sleep(0.01)
+        return super().pwrite(fd, data, offset)
+
+
+def serve_saves(facts: dict[str, Any]) -> Any:
+    """The checkpoint server of a node."""
+    hand = Gated(facts.get("at"), facts.get("fault", 0), Path(facts["directory"]))
+    hand.gate = Path(facts.get("gate", hand.gate))
+    server = Server(Path(facts["shm"]), hand, SystemClock())
+    signal.signal(signal.SIGTERM, lambda *_: setattr(server, "leaving", True))
+    return server.serve()
+
+
+def orders(facts: dict[str, Any]) -> Any:
+    """Have a save handed to the server, and be killed at once."""
+    ckpt = make(facts)
+    ckpt.save(facts["step"], numbers(facts["step"]))
+    ckpt._saver.before_update()
+    while not list(Path(facts["shm"]).glob(f".order.*-rank-{RANK:05d}*")):
+        time.sleep(0.005)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def leaves_nothing(facts: dict[str, Any]) -> Any:
+    """Be killed before anything is saved."""
+    make(facts)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def unlike(facts: dict[str, Any]) -> Any:
