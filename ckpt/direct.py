@@ -217,6 +217,11 @@ class Target:
         return done
 
 
+def room(nbytes: int) -> memoryview:
+    """Fresh aligned memory, given back when nobody refers to it any more."""
+    return memoryview(mmap.mmap(-1, max(1, nbytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+
+
 def address(data: memoryview) -> int:
     """Where the bytes lie in memory."""
     return int(np.frombuffer(data, dtype=np.uint8).__array_interface__["data"][0])

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from transom_hpc.base.errors import CorruptCheckpoint
-from transom_hpc.ckpt import catalog, housekeeping
+from transom_hpc.ckpt import catalog, direct, housekeeping
 from transom_hpc.ckpt.agree import Outcome, Proposal, agree, proposals
 from transom_hpc.ckpt.fence import Fence
 from transom_hpc.ckpt.files import Files
 from transom_hpc.ckpt.meeting import Meeting
 from transom_hpc.ckpt.restore import Candidate, Found
-from transom_hpc.ckpt.shm import Segment
 from transom_hpc.ckpt.slots import Left, Slots
 
 log = logging.getLogger("transom_hpc.ckpt")
@@ -55,7 +54,6 @@ class Recovery:
         self._files = files
         self._left: list[Left] = []
         self._candidate: Candidate | None = None
-        self._taken: list[Segment] = []
 
     def run(self, meeting: Meeting) -> Outcome:
         """Restore. All ranks must call it.
@@ -78,7 +76,6 @@ class Recovery:
             raise
         finally:
             self._candidate = None
-            self._give_back()
         if self._rank == 0:
             housekeeping.put_aside(self._directory, outcome.damaged, self._fence, self._files)
             meeting.tell("settled", outcome.step)
@@ -87,15 +84,8 @@ class Recovery:
         self._slots.adopt()
         return outcome
 
-    def _room(self, nbytes: int) -> Segment | None:
-        self._give_back()
-        segment, _ = self._slots.take(nbytes)
-        self._taken.extend([segment] if segment is not None else [])
-        return segment
-
-    def _give_back(self) -> None:
-        while self._taken:
-            self._slots.give(self._taken.pop())
+    def _room(self, nbytes: int) -> memoryview | None:
+        return direct.room(nbytes) if self._slots.allow(nbytes) else None
 
     def _examine(self, proposal: Proposal) -> dict[str, Any]:
         self._candidate = candidate = Candidate(

@@ -1,10 +1,13 @@
 """Restoring on one rank: finds the newest checkpoint that all ranks can have, and fills the live state from it.
 
 Every byte that a rank needs is read and compared with its checksum before any of it reaches the live state: arrays that
-the state holds already are read into a staging segment (which the first save needs anyway, so nothing is held that
-would not be) and copied from there when all ranks have agreed; arrays that the state does not hold yet, such as an
-optimizer's before its first step, are read straight into their final memory, which nobody sees before the agreement.
-Where there is no room for a segment, the file is read twice instead: once to compare, once to fill.
+the state holds already are read into memory of which there is enough before the staging slots are made, and copied from
+there when all ranks have agreed; arrays that the state does not hold yet, such as an optimizer's before its first step,
+are read straight into their final memory, which nobody sees before the agreement. Where there is no such room, the file
+is read twice instead: once to compare, once to fill.
+
+That memory is no slot: shared memory has to be reserved before it is used, which takes half as long as reading as much
+from a fast disk, and nothing could be read meanwhile.
 """
 
 from __future__ import annotations
@@ -30,6 +33,10 @@ from transom_hpc.ckpt.state import Leaf
 
 if TYPE_CHECKING:
     import torch
+
+
+LANES = 6
+"""Blocks on their way: while some are summed, as many as the disk wants are still being read."""
 
 
 @dataclass(slots=True)
@@ -67,7 +74,7 @@ class Candidate:
         world_size: how many there are.
         strict: whether everything must fit.
         unpickle: see Checkpointer.restore.
-        room: gives a segment with room for so many bytes; None where there is none.
+        room: gives memory for so many bytes, aligned; None where there is none.
     """
 
     def __init__(
@@ -78,7 +85,7 @@ class Candidate:
         strict: bool,
         unpickle: bool,
         files: Files,
-        room: Callable[[int], Segment | None],
+        room: Callable[[int], memoryview | None],
     ) -> None:
         self._state = state
         self._rank = rank
@@ -176,11 +183,11 @@ class Candidate:
                 rooms[name] = there
             elif stored[name].entry.nbytes:
                 held.append(stored[name])
-        segment = self._room(sum(align(item.entry.nbytes) for item in held)) if held else None
-        if segment is not None:
+        spare = self._room(sum(align(item.entry.nbytes) for item in held)) if held else None
+        if spare is not None:
             at = 0
             for item in held:
-                rooms[item.entry.name] = segment.data(at, at + item.entry.nbytes)
+                rooms[item.entry.name] = spare[at : at + item.entry.nbytes]
                 at += align(item.entry.nbytes)
         elif held:
             self._later = [(checkpoint.path, held)]
@@ -266,7 +273,7 @@ def _transfer(
                 found.faults.extend(str(fault) for fault in faults)
 
             wanted = catalog.blocks_of(item for item in items if item.file == name)
-            lanes.run([lambda w=w: job(*w) for w in wanted])  # type: ignore[misc]
+            lanes.run([lambda w=w: job(*w) for w in wanted], LANES)  # type: ignore[misc]
 
 
 def _compare(segment: Segment, entry: Entry, at: int, index: int, begin: int, end: int, found: Found) -> None:

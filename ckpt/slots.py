@@ -149,6 +149,11 @@ class Slots:
                 with self._lock:
                     self._free.append(segment)
 
+    def allow(self, nbytes: int) -> bool:
+        """Whether a slot of this size could be made now, so that other memory may be taken for a moment instead."""
+        free = budget.room(budget.read(self._folder.path), self._local_ranks, self._limit, self._held())
+        return shm.HEADER_BYTES + shm.align(nbytes) <= free
+
     def _fits(self, segment: Segment, nbytes: int) -> str:
         """Make room in a slot, or tell why there is none."""
         need = shm.HEADER_BYTES + shm.align(nbytes)

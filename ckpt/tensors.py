@@ -5,13 +5,16 @@ Imports torch, so it is imported only where a tensor is at hand (see kinds).
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import torch
 
 from transom_hpc.base.errors import StateError
-from transom_hpc.ckpt import dtypes
+from transom_hpc.ckpt import direct, dtypes
+
+_LARGE_BYTES = 1 << 20
 
 
 def refusal(tensor: torch.Tensor) -> str:
@@ -28,8 +31,16 @@ def refusal(tensor: torch.Tensor) -> str:
 
 
 def empty(dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """A new tensor of this element type (see dtypes), with nothing in it yet."""
-    return torch.empty(shape, dtype=getattr(torch, dtype))
+    """A new tensor of this element type (see dtypes), with nothing in it yet; a large one begins on a page, so that it
+    can be read into past the page cache."""
+    kind = getattr(torch, dtype)
+    nbytes = math.prod(shape) * kind.itemsize
+    if nbytes < _LARGE_BYTES:
+        return torch.empty(shape, dtype=kind)
+    base = torch.empty(nbytes + direct.ALIGN, dtype=torch.uint8)
+    skipped = -base.data_ptr() % direct.ALIGN
+    strides = torch.empty(shape, dtype=kind, device="meta").stride()
+    return torch.empty(0, dtype=kind).set_(base.untyped_storage(), skipped // kind.itemsize, shape, strides)
 
 
 def copy_out(tensor: torch.Tensor, room: np.ndarray[Any, Any]) -> None:
