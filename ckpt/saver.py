@@ -95,7 +95,6 @@ class Saver:
         self._saving = Errands("transom-save")
         self._staging = Errands("transom-copy")
         self._copying: staging.Staged | None = None
-        self._owner = 0
         self._restless: set[str] = set()
         self._closed = False
         self.newest: Save | None = None
@@ -130,7 +129,6 @@ class Saver:
         except BaseException:
             self._slots.give(segment)
             raise
-        self._owner = threading.get_ident()
         self._copying = staged
         save = Save(job, staged, segment)
         self._enqueue(save)
@@ -149,9 +147,8 @@ class Saver:
         staged = self._copying
         if staged is not None:
             staged.copied()
-            if threading.get_ident() == self._owner:
-                staged.check()
-                self._copying = None
+            staged.check()  # whichever thread it is (backward passes have some of their own), it is about to change all
+            self._copying = None
 
     def distrust(self, why: str) -> None:
         """What is being copied may have been changed: that save fails."""

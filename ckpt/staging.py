@@ -2,11 +2,13 @@
 
 What the optimizer owns stays as it is until its next step, so it is copied by a thread while the program goes on;
 everything else is copied before `begin` returns. The version counter of each tensor, read when the state was walked
-and again later, proves that nothing was torn: a tensor that changed in between is an error, never committed.
+and again later, proves that nothing was torn: a tensor that changed in between is an error, never committed. What moves
+no counter is guarded by samples (see there).
 
 torch counts a change when the operation ends, so a counter read right after the copy may miss one that is under way.
 The reading that counts is therefore taken by the program's own thread when it is next heard of (in the optimizer's
-step, in a call of the checkpointer), when whatever it began is over; or GRACE_S later when it is not heard of.
+step, in a call of the checkpointer), when whatever it began is over; or GRACE_S later when it is not heard of. Then all
+that was put off is also summed once more, live: a program that keeps silent may have changed it.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import xxhash
 from transom_hpc.base.errors import SaveError
 from transom_hpc.ckpt import dtypes, kinds, lanes, names
 from transom_hpc.ckpt.layout import Entry, blocks
+from transom_hpc.ckpt.samples import Samples
 from transom_hpc.ckpt.shm import Segment, align
 from transom_hpc.ckpt.state import Leaf
 
@@ -105,6 +108,7 @@ class Staged:
         self._used = at
         self._state = threading.Condition()
         self._left: list[int] = [0] * len(leaves)
+        self._samples: dict[int, Samples] = {}
         self._lazy_left = 0
         self._waiting: deque[tuple[int, tuple[int, int] | None]] = deque()
         self._error: SaveError | None = None
@@ -121,6 +125,7 @@ class Staged:
                 continue
             self._left[index] = 1
             if leaf.lazy:
+                self._samples[index] = Samples(leaf)
                 self._waiting.append((index, None))
             elif leaf.nbytes <= _SMALL_BYTES:
                 self._copy(index, (0, leaf.nbytes))
@@ -169,6 +174,7 @@ class Staged:
                 self._entries = entries
                 self._state.notify_all()
             if not self._checked.wait(GRACE_S):
+                self._compare(entries)
                 self.check()
             if self._error is None:
                 self._whole(entries, self._places, self._used)
@@ -176,6 +182,25 @@ class Staged:
             self._fail(f"copying failed: {type(error).__name__}: {error}", error)
         finally:
             self._settled.set()
+
+    def _compare(self, entries: Sequence[Entry]) -> None:
+        """Sum what was put off once more, live. What changes after the program was heard of has a right to."""
+        for index, entry in enumerate(entries):
+            leaf = self._leaves[index]
+            if not leaf.lazy or not _is_here(leaf):
+                continue
+            there = in_place(leaf)
+            if there is None:
+                room = np.empty(leaf.nbytes, dtype=np.uint8)
+                copy(leaf, 0, leaf.nbytes, room)
+                there = room.data
+            for (begin, end), wanted in zip(blocks(entry.nbytes), entry.sums, strict=True):
+                if self._checked.is_set():
+                    return
+                if xxhash.xxh3_128_hexdigest(there[begin:end]) != wanted and not self._checked.is_set():
+                    self.changed.add(leaf.name)
+                    self._fail(_changed(leaf), None)
+                    return
 
     def confirm(self) -> None:
         self._settled.wait()
@@ -233,17 +258,23 @@ class Staged:
     def _copy(self, index: int, unit: tuple[int, int]) -> None:
         leaf = self._leaves[index]
         begin, end = unit
+        samples = self._samples.get(index)
+        if samples is not None and samples.moved():
+            self.changed.add(leaf.name)
+            self._fail(_changed(leaf), None)
+            return
         try:
             at = self._places[index]
             copy(leaf, begin, end, self._segment.array(at + begin, at + end))
         except Exception as error:  # told to whoever waits for the bytes
             self._fail(f"{names.shown(leaf.name)} can't be copied: {type(error).__name__}: {error}", error)
             return
+        why = _changed(leaf) if samples is not None and samples.changed(begin, end) else ""
         with self._state:
             self._left[index] -= 1
-            if self._left[index]:
+            if self._left[index] and not why:
                 return
-        why = torn(leaf)
+        why = why or torn(leaf)
         if why:
             self.changed.add(leaf.name)
             self._fail(why, None)
@@ -306,8 +337,19 @@ def torn(leaf: Leaf) -> str:
     """Why the copy may be a mixture of old and new; empty where it is not."""
     if leaf.version is None or not kinds.is_tensor(leaf.source) or leaf.source._version == leaf.version:
         return ""
+    return _changed(leaf)
+
+
+def _changed(leaf: Leaf) -> str:
     place = names.shown(leaf.name)
+    if isinstance(leaf.source, np.ndarray):
+        return f"{place} was changed while it was being copied; call before_update() before each change"
     return f"{place} was changed while it was being copied; change it before step(), or in the optimizer's step"
+
+
+def _is_here(leaf: Leaf) -> bool:
+    """Whether its bytes are in this machine's memory."""
+    return not kinds.is_tensor(leaf.source) or leaf.source.device.type == "cpu"
 
 
 def _units(leaf: Leaf) -> list[tuple[int, int]]:
