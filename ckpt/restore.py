@@ -23,7 +23,7 @@ import numpy as np
 import xxhash
 
 from transom_hpc.base.errors import CorruptCheckpoint, StateError
-from transom_hpc.ckpt import catalog, direct, dtypes, fill, kinds, lanes, names, staging
+from transom_hpc.ckpt import catalog, direct, dtypes, fill, kinds, lanes, leaves, names
 from transom_hpc.ckpt.catalog import Checkpoint, Fault
 from transom_hpc.ckpt.files import Files
 from transom_hpc.ckpt.layout import Entry, blocks
@@ -285,7 +285,7 @@ def memory(array: torch.Tensor | np.ndarray[Any, Any]) -> memoryview | None:
     """The array's own bytes, to be written to; None where its elements do not lie together in this machine's memory."""
     if array.nbytes == 0 or (isinstance(array, np.ndarray) and not array.flags.writeable):
         return None
-    return staging.in_place(Leaf("", array.detach() if kinds.is_tensor(array) else array, "", (), array.nbytes))
+    return leaves.in_place(Leaf("", array.detach() if kinds.is_tensor(array) else array, "", (), array.nbytes))
 
 
 def _fill(target: fill.Target, name: str, data: Callable[[int, int], memoryview]) -> list[Callable[[], None]]:

@@ -15,7 +15,7 @@ from functools import partial
 
 from transom_hpc.base.clock import Clock
 from transom_hpc.base.errors import CheckpointError
-from transom_hpc.ckpt import commit, housekeeping, staging
+from transom_hpc.ckpt import commit, devices, housekeeping, staging
 from transom_hpc.ckpt.blank import Blanks
 from transom_hpc.ckpt.commit import Job
 from transom_hpc.ckpt.errand import Errands
@@ -139,7 +139,8 @@ class Saver:
         """Have the slots made ready in the background for a state like this: memory that is touched for the first time
         is many times slower than the copy into it."""
         nbytes = staging.size(leaves) + _table_bytes(leaves)
-        self._staging.send(lambda: self._slots.prepare(nbytes))
+        pin = devices.pinning(leaves)
+        self._staging.send(lambda: self._slots.prepare(nbytes, pin))
 
     def before_update(self) -> None:
         """Return when everything that was put off is copied. Called before an optimizer changes anything, and whenever

@@ -12,7 +12,7 @@ import mmap
 import os
 import stat
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,6 +60,8 @@ class Segment:
         self._files = files
         self._map: mmap.mmap | None = None
         self._size = 0
+        self.undo: Callable[[], None] | None = None
+        """What has to be done before the memory goes, as where a driver has locked its pages."""
 
     @property
     def capacity(self) -> int:
@@ -80,6 +82,7 @@ class Segment:
                 self._files.allocate(fd, size)
                 if os.fstat(fd).st_size < size:  # a file system without reservation: not shared memory
                     raise OSError(errno.ENOSPC, "the staging folder can't reserve memory", str(self.path))
+                self.let_go()
                 self._map = mmap.mmap(fd, size)
                 self._size = size
             finally:
@@ -107,6 +110,12 @@ class Segment:
         """Remove the file; it is made anew when room is next asked for. Whoever has it mapped keeps what is in it."""
         self._files.remove(self.path)
         self._map, self._size = None, 0
+
+    def let_go(self) -> None:
+        """The memory that is mapped now is about to go."""
+        undo, self.undo = self.undo, None
+        if undo is not None:
+            undo()
 
     def populate(self) -> None:
         """Have the kernel map every page now, so that the first copy does not wait for it page by page."""

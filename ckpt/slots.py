@@ -7,7 +7,7 @@ import errno
 import json
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -131,8 +131,13 @@ class Slots:
         segment.remove()
         self.give(segment)
 
-    def prepare(self, nbytes: int) -> None:
-        """Make the memory of all slots ready, as far as it is there."""
+    def prepare(self, nbytes: int, also: Callable[[Segment], None] = lambda _: None) -> None:
+        """Make the memory of all slots ready, as far as it is there.
+
+        Args:
+            nbytes: what a save takes.
+            also: done with each slot that is ready.
+        """
         with self._lock:
             free = list(self._free)
         for segment in free:
@@ -143,6 +148,7 @@ class Slots:
             try:
                 if not self._fits(segment, nbytes):
                     segment.populate()
+                    also(segment)
             except OSError as error:
                 log.warning("staging memory could not be made ready: %s", error)
             finally:
@@ -225,6 +231,8 @@ class Slots:
     def close(self) -> None:
         """Give the memory of this attempt back."""
         with self._lock:
+            for segment in self._free:
+                segment.let_go()
             self._free.clear()
             Orders(self._folder.path, self._files).withdraw(self.prefix + self._attempt + ".")
             for path in self._folder.segments(self.prefix + self._attempt + "."):

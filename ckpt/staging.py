@@ -13,19 +13,19 @@ that was put off is also summed once more, live: a program that keeps silent may
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import xxhash
 
 from transom_hpc.base.errors import SaveError
-from transom_hpc.ckpt import dtypes, kinds, lanes, names
+from transom_hpc.ckpt import devices, lanes, names
 from transom_hpc.ckpt.layout import Entry, blocks
+from transom_hpc.ckpt.leaves import changed, copy, in_place, is_here, torn, units
 from transom_hpc.ckpt.samples import Samples
 from transom_hpc.ckpt.shm import Segment, align
 from transom_hpc.ckpt.state import Leaf
@@ -110,6 +110,8 @@ class Staged:
         self._left: list[int] = [0] * len(leaves)
         self._samples: dict[int, Samples] = {}
         self._lazy_left = 0
+        self._gpu: devices.Gpu | None = None
+        self._in_flight: deque[int] = deque()  # copies from a GPU that were started
         self._waiting: deque[tuple[int, tuple[int, int] | None]] = deque()
         self._error: SaveError | None = None
         self._entries: list[Entry] | None = None
@@ -119,6 +121,7 @@ class Staged:
     def begin(self) -> None:
         """Copy what may change at any time. What is left is for `background`, and for `copied` when that is late."""
         self._segment.forget()
+        self._gpu = devices.open_gpu(self._leaves, self._segment)
         now: list[Callable[[], None]] = []
         for index, leaf in enumerate(self._leaves):
             if leaf.nbytes == 0:
@@ -127,25 +130,43 @@ class Staged:
             if leaf.lazy:
                 self._samples[index] = Samples(leaf)
                 self._waiting.append((index, None))
-            elif leaf.nbytes <= _SMALL_BYTES:
+            elif leaf.nbytes <= _SMALL_BYTES or devices.on_gpu(leaf):
                 self._copy(index, (0, leaf.nbytes))
             else:
-                units = _units(leaf)
-                self._left[index] = len(units)
-                now += [partial(self._copy, index, unit) for unit in units]
+                cut = units(leaf)
+                self._left[index] = len(cut)
+                now += [partial(self._copy, index, unit) for unit in cut]
         self._lazy_left = len(self._waiting)
         if not self._waiting:
             self._checked.set()
         if now:
             lanes.run(now, _AT_ONCE_LANES)
+        if self._gpu is not None:
+            self._gpu.hold_program()
 
     def copied(self) -> None:
-        """Help to copy what is left, and wait until nothing is. Called before the optimizer changes anything."""
+        """Help to copy what is left, and wait until nothing is. Called before the optimizer changes anything, by the
+        thread that does; what it launches on a GPU from now on comes after the copies from there."""
+        self._copy_rest()
+        if self._gpu is not None:
+            self._gpu.hold_program()
+
+    def _copy_rest(self) -> None:
         if self._lazy_left == 0:
             return
         self._help()
         with self._state:
             self._state.wait_for(lambda: self._lazy_left == 0)
+
+    def _arrive(self) -> None:
+        """Wait for the GPU, so that what was copied from there may be read."""
+        if self._gpu is None:
+            return
+        self._gpu.wait()
+        with self._state:
+            for index in self._in_flight:
+                self._left[index] = 0
+            self._state.notify_all()
 
     def check(self) -> None:
         """Read the versions that count. By the thread that changes the tensors, when everything is copied."""
@@ -166,7 +187,8 @@ class Staged:
     def background(self) -> None:
         """Copy what was put off, then sum everything. Runs in a thread of its own, once."""
         try:
-            self.copied()
+            self._copy_rest()
+            self._arrive()
             entries = (
                 [self._summed(index, entry) for index, entry in enumerate(self.outline)] if not self._error else []
             )
@@ -187,7 +209,7 @@ class Staged:
         """Sum what was put off once more, live. What changes after the program was heard of has a right to."""
         for index, entry in enumerate(entries):
             leaf = self._leaves[index]
-            if not leaf.lazy or not _is_here(leaf):
+            if not leaf.lazy or not is_here(leaf):
                 continue
             there = in_place(leaf)
             if there is None:
@@ -199,7 +221,7 @@ class Staged:
                     return
                 if xxhash.xxh3_128_hexdigest(there[begin:end]) != wanted and not self._checked.is_set():
                     self.changed.add(leaf.name)
-                    self._fail(_changed(leaf), None)
+                    self._fail(changed(leaf), None)
                     return
 
     def confirm(self) -> None:
@@ -240,13 +262,13 @@ class Staged:
             except IndexError:
                 return
             if unit is None:  # cut when its turn comes: cutting all takes longer than a save may
-                units = _units(self._leaves[index])
-                unit = units[0]
-                if len(units) > 1:
+                cut = units(self._leaves[index])
+                unit = cut[0]
+                if len(cut) > 1:
                     with self._state:
-                        self._left[index] = len(units)
-                        self._lazy_left += len(units) - 1
-                    self._waiting.extendleft((index, other) for other in reversed(units[1:]))
+                        self._left[index] = len(cut)
+                        self._lazy_left += len(cut) - 1
+                    self._waiting.extendleft((index, other) for other in reversed(cut[1:]))
             try:
                 self._copy(index, unit)
             finally:
@@ -261,15 +283,20 @@ class Staged:
         samples = self._samples.get(index)
         if samples is not None and samples.moved():
             self.changed.add(leaf.name)
-            self._fail(_changed(leaf), None)
+            self._fail(changed(leaf), None)
             return
         try:
             at = self._places[index]
-            copy(leaf, begin, end, self._segment.array(at + begin, at + end))
+            room = self._segment.array(at + begin, at + end)
+            if self._gpu is not None and devices.on_gpu(leaf):
+                self._gpu.copy(leaf.source, room)
+                self._in_flight.append(index)
+                return
+            copy(leaf, begin, end, room)
         except Exception as error:  # told to whoever waits for the bytes
             self._fail(f"{names.shown(leaf.name)} can't be copied: {type(error).__name__}: {error}", error)
             return
-        why = _changed(leaf) if samples is not None and samples.changed(begin, end) else ""
+        why = changed(leaf) if samples is not None and samples.changed(begin, end) else ""
         with self._state:
             self._left[index] -= 1
             if self._left[index] and not why:
@@ -299,6 +326,7 @@ class Straight:
     def __init__(self, leaves: Sequence[Leaf], step: int) -> None:
         self.outline: Sequence[Entry] = outline(leaves)
         self._leaves = list(leaves)
+        devices.settle(leaves)
         self._step = step
         self._together: tuple[int, memoryview] | None = None
         self._lock = threading.Lock()
@@ -331,63 +359,3 @@ class Straight:
                 copy(leaf, 0, leaf.nbytes, room)
                 self._together = (index, room.data)
             return self._together[1]
-
-
-def torn(leaf: Leaf) -> str:
-    """Why the copy may be a mixture of old and new; empty where it is not."""
-    if leaf.version is None or not kinds.is_tensor(leaf.source) or leaf.source._version == leaf.version:
-        return ""
-    return _changed(leaf)
-
-
-def _changed(leaf: Leaf) -> str:
-    place = names.shown(leaf.name)
-    if isinstance(leaf.source, np.ndarray):
-        return f"{place} was changed while it was being copied; call before_update() before each change"
-    return f"{place} was changed while it was being copied; change it before step(), or in the optimizer's step"
-
-
-def _is_here(leaf: Leaf) -> bool:
-    """Whether its bytes are in this machine's memory."""
-    return not kinds.is_tensor(leaf.source) or leaf.source.device.type == "cpu"
-
-
-def _units(leaf: Leaf) -> list[tuple[int, int]]:
-    if leaf.nbytes == 0:
-        return []
-    return blocks(leaf.nbytes) if in_place(leaf) is not None else [(0, leaf.nbytes)]
-
-
-def in_place(leaf: Leaf) -> memoryview | None:
-    """The leaf's own bytes where they lie together in this machine's memory as they will be stored."""
-    source = leaf.source
-    if isinstance(source, bytes):
-        return memoryview(source)
-    if isinstance(source, np.ndarray):
-        if not source.flags.c_contiguous or leaf.nbytes == 0:
-            return None
-        return _memory(source.__array_interface__["data"][0], leaf.nbytes)
-    plain = source.device.type == "cpu" and source.is_contiguous() and not source.is_conj() and not source.is_neg()
-    return _memory(source.data_ptr(), leaf.nbytes) if plain and leaf.nbytes and source.data_ptr() else None
-
-
-def _memory(pointer: int, nbytes: int) -> memoryview:
-    return memoryview(np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(pointer)).data)
-
-
-def copy(leaf: Leaf, begin: int, end: int, into: np.ndarray[Any, Any]) -> None:
-    """Copy bytes [begin, end) of a leaf; the whole of it where its elements do not lie together."""
-    there = in_place(leaf)
-    if there is not None:
-        ctypes.memmove(
-            into.__array_interface__["data"][0],
-            np.frombuffer(there, dtype=np.uint8).__array_interface__["data"][0] + begin,
-            end - begin,
-        )
-    elif isinstance(leaf.source, np.ndarray):
-        view = into.view(dtypes.numpy_dtype(leaf.dtype)).reshape(leaf.shape)
-        np.copyto(view, leaf.source)
-    elif kinds.is_tensor(leaf.source):
-        from transom_hpc.ckpt import tensors
-
-        tensors.copy_out(leaf.source, into)

@@ -43,10 +43,14 @@ def empty(dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
     return torch.empty(0, dtype=kind).set_(base.untyped_storage(), skipped // kind.itemsize, shape, strides)
 
 
-def copy_out(tensor: torch.Tensor, room: np.ndarray[Any, Any]) -> None:
-    """Copy a tensor's elements, in order, to where these bytes are."""
+def copy_out(tensor: torch.Tensor, room: np.ndarray[Any, Any], wait: bool = True) -> None:
+    """Copy a tensor's elements, in order, to where these bytes are.
+
+    Args:
+        wait: return when they are there; False only starts it, where the tensor is on a GPU (see cuda).
+    """
     source = _plain(tensor.detach())
-    _over(room, source.dtype, tuple(source.shape)).copy_(source)
+    _over(room, source.dtype, tuple(source.shape)).copy_(source, non_blocking=not wait)
 
 
 def copy_in(tensor: torch.Tensor, room: np.ndarray[Any, Any], name: str) -> None:
