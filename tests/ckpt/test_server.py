@@ -109,9 +109,12 @@ def test_a_program_is_killed_when_it_has_ordered(
     until(lambda: not list(staging.glob(".[ora]*")), 5)  # orders, answers and ranks
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize(
+    ("world_size", "stride"),
+    [(1, 2), (2, 7), *(pytest.param(size, 1, marks=pytest.mark.soak) for size in (1, 2))],
+)
 def test_a_server_is_killed_at_any_moment(
-    server: Any, serve: Serve, directory: Path, staging: Path, world_size: int
+    server: Any, serve: Serve, directory: Path, staging: Path, world_size: int, stride: int
 ) -> None:
     """The next one takes up what it had in hand; the program notices nothing."""
     with warnings.catch_warnings():
@@ -135,7 +138,7 @@ def test_a_server_is_killed_at_any_moment(
             assert all(ckpt._saver.idle(20) for ckpt in ckpts)
             server.kill(second)
             server.wait(second)
-            at, step = at + (1 if world_size == 1 else 3), step + 2
+            at, step = at + stride, step + 2
         for ckpt in ckpts:
             ckpt.close()
     assert at >= 12, at

@@ -1,0 +1,203 @@
+"""The launcher's hold on the checkpoint server; `srun` is a script that runs what it is given on this host."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+
+from transom_hpc.slurm.site import SiteConfig
+from transom_hpc.tol.attempt import Attempt
+from transom_hpc.tol.job import Job
+from transom_hpc.tol.keeper import DRAIN_S, Keeper
+from transom_hpc.tol.rundir import RunDir
+from transom_hpc.tol.steps import Steps
+
+FIRST = Attempt(1, 1)
+
+
+class Clock:
+    """Time that passes when somebody waits."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+        self.waiting: Callable[[], None] = lambda: None
+
+    def now(self) -> float:
+        return self.time
+
+    def wall(self) -> datetime:
+        return datetime(2026, 1, 1, tzinfo=timezone.utc)
+
+    def sleep(self, seconds: float) -> None:
+        self.time += seconds
+        self.waiting()
+
+
+class Stage:
+    """A keeper with what it needs; servers live until they are ended, or end at once with the status in `code`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.run = RunDir(folder / "run")
+        self.run.create()
+        self.code = folder / "code"
+        self.started = folder / "started"
+        programs = folder / "bin"
+        programs.mkdir()
+        srun = programs / "srun"
+        srun.write_text(
+            f"#!/bin/bash\necho $BASHPID >> {self.started}\n"
+            f"[ -e {self.code} ] && exit $(cat {self.code})\nexec sleep 60\n"
+        )
+        srun.chmod(0o755)
+        environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
+        job = Job(900_000_000 + os.getpid(), 0, ("n1", "n2", "n3"), "n1")
+        self.clock = Clock()
+        self.said: list[tuple[str, bool]] = []
+        site = SiteConfig()
+        steps = Steps(job, site, environment)
+        self.path = environment["PATH"]
+        self.keeper = Keeper(steps, job, site, self.run, lambda *said: self.said.append(said), self.clock)
+
+    def starts(self, at_least: int = 0) -> int:
+        """How often a server was started."""
+        until = time.monotonic() + 10
+        while True:
+            count = len(self.started.read_text().splitlines()) if self.started.exists() else 0
+            if count >= at_least or time.monotonic() > until:
+                return count
+            time.sleep(0.01)
+
+    def until_it_has_ended(self) -> None:
+        """Let the server's end be seen."""
+        before = len(self.said)
+        until = time.monotonic() + 10
+        while len(self.said) == before and time.monotonic() < until:
+            self.keeper.look()
+            time.sleep(0.01)
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+    found = Stage(tmp_path)
+    monkeypatch.setenv("PATH", found.path)
+    yield found
+    found.keeper.end_unless(())
+
+
+def test_it_stays_on_the_same_hosts(stage: Stage) -> None:
+    stage.keeper.start(FIRST, ("n1", "n2"))
+    assert stage.starts(1) == 1
+    stage.keeper.end_unless(("n2", "n1"))
+    stage.keeper.start(Attempt(1, 2), ("n1", "n2"))
+    stage.keeper.look()
+    assert stage.starts() == 1
+    stage.keeper.start(Attempt(1, 3), ("n1", "n3"))
+    assert stage.starts(2) == 2
+    assert stage.said == []
+    assert {path.name for path in stage.run.logs.iterdir()} == {"A0001-L01-server.log", "A0001-L03-server.log"}
+
+
+def test_it_is_started_again_and_given_up(stage: Stage) -> None:
+    stage.code.write_text("139")
+    stage.keeper.start(FIRST, ("n1", "n2"))
+    for number, pause in enumerate((1, 2, 4, 8), 1):
+        stage.until_it_has_ended()
+        assert stage.said[-1] == ("the checkpoint server ended (exit status 139) and is started again", False)
+        stage.keeper.look()
+        assert stage.starts() == number, "not at once"
+        stage.clock.time += pause
+        stage.keeper.look()
+        assert stage.starts(number + 1) == number + 1
+    stage.until_it_has_ended()
+    assert stage.said[-1][0].startswith("the checkpoint server ended 5 times and is given up in this launch, see ")
+    assert stage.said[-1][1]
+    stage.clock.time += 100
+    stage.keeper.look()
+    assert stage.starts() == 5
+    stage.code.unlink()
+    stage.keeper.start(Attempt(1, 2), ("n1", "n2"))
+    assert stage.starts(6) == 6, "a new launch begins anew"
+
+
+def test_one_that_leaves_by_itself_is_no_news(stage: Stage) -> None:
+    """Its folder has gone, since the program has left and given the memory back."""
+    stage.code.write_text("0")
+    stage.keeper.start(FIRST, ("n1",))
+    assert stage.starts(1) == 1
+    time.sleep(0.2)
+    stage.keeper.look()
+    assert stage.said == []
+
+
+def test_it_rests_when_slurm_ends_the_job(stage: Stage) -> None:
+    stage.code.write_text("143")
+    stage.keeper.start(FIRST, ("n1",))
+    stage.keeper.rest()
+    assert stage.starts(1) == 1
+    time.sleep(0.2)
+    stage.keeper.look()
+    stage.clock.time += 100
+    stage.keeper.look()
+    assert (stage.starts(), stage.said) == (1, [])
+
+
+def test_without_a_log_it_is_tried_again(stage: Stage) -> None:
+    log = stage.run.logs / f"{FIRST}-server.log"
+    log.mkdir()
+    stage.keeper.start(FIRST, ("n1",))
+    ((text, lasting),) = stage.said
+    assert text.startswith("the checkpoint server can't be started ([Errno 21]")
+    assert not lasting
+    log.rmdir()
+    stage.clock.time += 2
+    stage.keeper.look()
+    assert stage.starts(1) == 1
+
+
+def begin_save(stage: Stage, attempt: str = "A0001-L01") -> Path:
+    folder = stage.run.checkpoints / f".step-000000020.{attempt}.3"
+    folder.mkdir()
+    (folder / "held-00000.json").touch()
+    return folder
+
+
+def test_a_new_launch_waits_for_saves_under_way(stage: Stage) -> None:
+    stage.keeper.start(FIRST, ("n1", "n2"))
+    folder = begin_save(stage)
+    begin_save(stage, "A0001-L00")  # of an attempt that is fenced off already
+
+    def commit() -> None:
+        if stage.clock.time >= 1:
+            folder.rename(stage.run.checkpoints / "step-000000020")
+            stage.clock.waiting = lambda: None
+
+    stage.clock.waiting = commit
+    stage.keeper.drain(FIRST, ("n1", "n2"), lambda: False)
+    assert 1 <= stage.clock.time < 1.2
+    stage.keeper.drain(FIRST, ("n1", "n2"), lambda: False)
+    assert stage.clock.time < 1.2, "nothing is under way"
+
+
+@pytest.mark.parametrize("how", ["given up", "host lost", "hurry", "no server"])
+def test_a_new_launch_does_not_wait(stage: Stage, how: str) -> None:
+    folder = begin_save(stage)
+    if how != "no server":
+        stage.keeper.start(FIRST, ("n1", "n2"))
+    if how == "given up":
+        (folder / "failed-00001.json").touch()
+    stage.keeper.drain(FIRST, ("n1", "n3") if how == "host lost" else ("n1", "n2"), lambda: how == "hurry")
+    assert stage.clock.time == 0
+    assert stage.said == []
+
+
+def test_a_save_that_does_not_end_is_left(stage: Stage) -> None:
+    stage.keeper.start(FIRST, ("n1", "n2"))
+    begin_save(stage)
+    stage.keeper.drain(FIRST, ("n1", "n2"), lambda: False)
+    assert DRAIN_S <= stage.clock.time < DRAIN_S + 1
+    assert stage.said == [("a save of A0001-L01 was not over after 15 s and is given up", False)]
