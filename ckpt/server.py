@@ -182,7 +182,8 @@ class Server:
         asked = self._writer if order.writer == "auto" else order.writer
         writers = Writers(self._files, self._together, asked, self._clock)
         commit.commit(job, Held(left), writers, blanks, right, self._files, self._clock)
-        log.info("step %d of rank %d is committed", job.step, job.rank)
+        if job.rank == 0:
+            log.info("step %d is committed", job.step)
 
     def _give_up_for(self, rank: Rank) -> None:
         """A rank that has died orders no more saves: the others need not wait for its part of those under way."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from transom_hpc.monitors.heartbeat import start_ticks
-from transom_hpc.monitors.processes import end_program, is_running
+from transom_hpc.monitors.processes import end_program, end_server, is_running
 
 
 @pytest.fixture
@@ -30,9 +30,9 @@ def started() -> Iterator[ExitStack]:
 _ORPHAN = "import subprocess, sys; print(subprocess.Popen(['sleep', '60'], stdout=subprocess.DEVNULL).pid, flush=True)"
 
 
-def orphan(attempt: str, stack: ExitStack) -> int:
+def orphan(attempt: str, stack: ExitStack, mark: str = "TRANSOM_ATTEMPT") -> int:
     """A process of an attempt that is not a child of this one."""
-    environment = {**os.environ, "TRANSOM_ATTEMPT": attempt}
+    environment = {**os.environ, mark: attempt}
     answer = subprocess.run([sys.executable, "-c", _ORPHAN], stdout=subprocess.PIPE, env=environment, check=True)
     pid = int(answer.stdout)
     stack.callback(end_quietly, pid)
@@ -53,6 +53,16 @@ def test_only_processes_of_the_attempt_end(attempt: str, started: ExitStack) -> 
     assert is_running(other, 0)
     assert is_running(spared, 0)
     assert end_program("A9-no-such-attempt") == []
+
+
+def test_the_server_of_a_folder_ends(attempt: str, started: ExitStack) -> None:
+    folder = Path("/dev/shm") / attempt
+    server = orphan(str(folder), started, "TRANSOM_SERVER")
+    other = orphan(f"{folder}9", started, "TRANSOM_SERVER")
+    program = orphan(str(folder), started)
+    assert end_server(folder) == [server]
+    assert is_running(other, 0)
+    assert is_running(program, 0)
 
 
 def test_what_is_started_again_ends_again(attempt: str, tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ def test_host_cut_off_and_mended(runs: Runs, unhurt: Unhurt) -> None:
     run.wait_saved(40)
     runs.lab.cut("n2")
     run.wait_entry("running", 2)
-    run.wait("its end", lambda: not heat_pids(runs, "n2"), 30)
+    run.wait("its end", lambda: not heat_pids(runs, "n2") and not server_pids(runs, "n2"), 30)
     run.wait("its memory given back", lambda: runs.lab.run("n2", ["ls", "-A", "/dev/shm"]).stdout == "", 10)
     runs.lab.mend("n2")
     run.wait_end()
@@ -187,7 +187,7 @@ def test_nothing_outlives_a_cancelled_job(runs: Runs) -> None:
     runs.lab.run("login", ["scancel", str(run.job_id)])
     for host in ("n1", "n2", "n3"):
         run.wait(f"{host} clean", lambda h=host: runs.lab.run(h, ["ls", "-A", "/dev/shm"]).stdout == "", 15)
-        assert heat_pids(runs, host) == []
+        assert heat_pids(runs, host) == server_pids(runs, host) == []
 
 
 def test_what_a_killed_job_left_is_reclaimed_by_the_next(runs: Runs) -> None:
@@ -205,6 +205,11 @@ def test_what_a_killed_job_left_is_reclaimed_by_the_next(runs: Runs) -> None:
 def heat_pids(runs: Runs, host: str) -> list[str]:
     """Processes of the program on a host."""
     return runs.lab.run(host, ["pgrep", "-f", "heat_mpi.py --steps"], check=False).stdout.split()
+
+
+def server_pids(runs: Runs, host: str) -> list[str]:
+    """Checkpoint servers on a host."""
+    return runs.lab.run(host, ["pgrep", "-f", "transom_hpc.ckpt.server"], check=False).stdout.split()
 
 
 def uid(runs: Runs) -> str:
