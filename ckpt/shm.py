@@ -6,12 +6,14 @@ they are. It is ours to reuse while we live and to adopt when a program of ours 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import mmap
 import os
 import stat
 import struct
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,8 @@ HEADER_BYTES = 4096
 ALIGN = 4096
 ROOT = Path("/dev/shm")
 _PREFIX = "transom"
+_GONE = ".gone-"
+_TRIES = 10
 _MAGIC = b"TRNSMSEG"
 _STRUCT = struct.Struct("<8sIIQQQ64s40s")  # magic, format, state, uid, step, table bytes, attempt, boot id
 _FORMAT = 1
@@ -201,15 +205,24 @@ class Folder:
         Raises:
             CheckpointError: it is someone else's, or others may write in it.
         """
-        self._files.make_dir(self.path, 0o700)
-        facts = self.path.lstat()
-        if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & 0o022:
-            raise CheckpointError(
-                f"the staging folder {self.path} is not a private folder of this user; give another one as shm=",
-                path=self.path,
-            )
-        self._lock = self._files.open(self.path / ".lives", os.O_RDWR | os.O_CREAT)
-        fcntl.flock(self._lock, fcntl.LOCK_SH)
+        for _ in range(_TRIES):
+            try:
+                self._files.make_dir(self.path, 0o700)
+                facts = self.path.lstat()
+                if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & 0o022:
+                    break
+                lock = self._files.open(self.path / ".lives", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
+            except (FileNotFoundError, FileExistsError):
+                continue  # taken away just now, by another program that found nobody in it
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            if _is_at(lock, self.path / ".lives"):
+                self._lock = lock
+                return
+            self._files.close(lock)
+        raise CheckpointError(
+            f"the staging folder {self.path} is not a private folder of this user; give another one as shm=",
+            path=self.path,
+        )
 
     def segments(self, prefix: str) -> Iterator[Path]:
         """Segments that are there, by the beginning of their names."""
@@ -224,11 +237,27 @@ class Folder:
         if self._lock is None:
             return
         try:
-            if self._owned and _alone(self._lock):
-                self._files.remove(self.path)
+            # Between the lock that we held and the one that keeps others out, somebody else may have been here.
+            if self._owned and _alone(self._lock) and _is_at(self._lock, self.path / ".lives"):
+                _take_away(self.path, self._files)
         finally:
             self._files.close(self._lock)
             self._lock = None
+
+
+def _take_away(path: Path, files: Files) -> None:
+    """Remove a folder that is locked against others. It loses its name first, so that nobody comes in meanwhile."""
+    aside = path.with_name(f"{path.name}{_GONE}{os.getpid()}-{threading.get_ident()}")
+    files.rename(path, aside)
+    files.remove(aside)
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    """Whether that file still has that name."""
+    try:
+        return os.path.samestat(os.fstat(fd), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _alone(fd: int) -> bool:
@@ -249,21 +278,29 @@ def reclaim(keep: Path, files: Files, root: Path = ROOT) -> list[Path]:
     """Remove folders like ours whose programs are all dead, except `keep`.
 
     Returns:
-        What was removed. Folders of other users and of programs that live are not touched.
+        What was removed. Folders of other users, of programs that live, and those that were given to a program (such as
+        a launcher's, whose program may be about to start again) are not touched.
     """
     removed = []
-    for path in root.glob(f"{_PREFIX}-{os.getuid()}-*"):
-        facts = path.lstat()
-        if path == keep or not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid():
-            continue
+    ours = f"{_PREFIX}-{os.getuid()}-{'[0-9a-f]' * 16}"
+    for path in root.glob(f"{ours}{_GONE}*"):  # by a program that was killed while it did so
+        with contextlib.suppress(OSError):
+            if path.lstat().st_uid == os.getuid():
+                files.remove(path)
+    for path in root.glob(ours):
         try:
-            fd = files.open(path / ".lives", os.O_RDWR)
+            facts = path.lstat()
+            if path == keep or not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid():
+                continue
+            fd = files.open(path / ".lives", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
+        except OSError:
+            continue  # gone meanwhile, or nothing of ours after all
+        try:
+            if _alone(fd) and _is_at(fd, path / ".lives"):
+                _take_away(path, files)
+                removed.append(path)
         except OSError:
             continue
-        try:
-            if _alone(fd):
-                files.remove(path)
-                removed.append(path)
         finally:
             files.close(fd)
     return removed
