@@ -147,9 +147,7 @@ def _alone(
     """One rank needs no agreement, so it writes each array as soon as it is staged."""
     way = writers.decide(job.directory, [writers.possible()])
     outline = plan([source.outline], blanks.count)
-    _clear(job, files)
-    _make_room(job, outline, files)
-    offsets = blanks.make(job.temporary, outline.shards, _attributes(job))
+    offsets = _lay_out(job, outline, blanks, files)
     names = _names(outline.shards)
     batches = _and_what_rank_0_made(_batches(_orders(outline, outline.work[0], offsets), source), names)
     if way.name != "direct":
@@ -190,9 +188,7 @@ def _together(
         if laid:
             offsets = laid[1]
         else:
-            _clear(job, files)  # laid out in part: nobody has been told of it
-            _make_room(job, agreed, files)
-            offsets = blanks.make(job.temporary, agreed.shards, _attributes(job))
+            offsets = _lay_out(job, agreed, blanks, files)
             meeting.tell("laid", [[way.name, way.crew], offsets])
         for rank, work in enumerate(agreed.work):
             meeting.tell("work", [[way.name, way.crew], _names(agreed.shards), _orders(agreed, work, offsets)], to=rank)
@@ -251,11 +247,30 @@ def _clear(job: Job, files: Files) -> None:
             files.remove(job.temporary / name)
 
 
-def _make_room(job: Job, agreed: Plan, files: Files) -> None:
+def _lay_out(job: Job, agreed: Plan, blanks: Blanks, files: Files) -> dict[str, int]:
+    """Make the data files. Rank 0 only.
+
+    Returns:
+        The offset of each dataset by its path.
+    """
+    _clear(job, files)  # laid out in part: nobody has been told of it
+    deleted = housekeeping.trash(job.directory, job.attempt, files)
+    for older in deleted[:-1]:
+        files.remove(older)
+    if deleted:
+        files.fsync_dir(job.directory)  # else a crash of the host could give the changed files their old name back
+    _make_room(job, agreed, deleted[-1:], files)
+    attributes = {"transom_checkpoint": manifest.FORMAT, "world_size": job.world_size}  # what other tools see
+    return blanks.make(job.temporary, agreed.shards, attributes, *deleted[-1:])
+
+
+def _make_room(job: Job, agreed: Plan, deleted: Sequence[Path], files: Files) -> None:
     """Refuse before anything is made what can't end well. What a quota or a reservation leaves shows when the blank
     files are made, which reserves every block of them, still before any data is written."""
     need = sum(shard.entry.nbytes for shard in agreed.shards)
     free = files.free_bytes(job.temporary)
+    for path in deleted:  # taken, or removed
+        free += sum(files.size(path / name) for name in files.names(path) if name.startswith("data-"))
     if free < need:
         raise SaveError(
             f"{job.directory} has {free / 1e9:.2f} GB left and the checkpoint takes {need / 1e9:.2f} GB; "
@@ -270,11 +285,6 @@ def _make_room(job: Job, agreed: Plan, files: Files) -> None:
             "remove some",
             path=job.directory,
         )
-
-
-def _attributes(job: Job) -> dict[str, int]:
-    """What the data file says about itself to other tools. The step is in the manifest: blank files are reused."""
-    return {"transom_checkpoint": manifest.FORMAT, "world_size": job.world_size}
 
 
 def _finish(

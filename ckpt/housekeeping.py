@@ -18,6 +18,7 @@ from transom_hpc.ckpt.retention import Keep
 log = logging.getLogger("transom_hpc.ckpt")
 
 _DAMAGED = ".damaged-"
+_TRASH = ".trash-"
 _SCRAPS = (claim.ASIDE, f".{fence.FILE}.")
 """Of files that a program was killed over, while it changed them."""
 
@@ -55,6 +56,9 @@ def clean_own(directory: Path, attempt: str, serial: int, files: Files) -> None:
 def retain(directory: Path, keep: Keep, fence_: Fence, serial: int, files: Files) -> tuple[int, ...]:
     """Delete committed checkpoints that are not to be kept, and damaged ones that were put aside.
 
+    The last one is left as trash: the next save may take its files (see blank), and what it does not take goes with
+    clean_own.
+
     Returns:
         The steps that went.
 
@@ -66,14 +70,21 @@ def retain(directory: Path, keep: Keep, fence_: Fence, serial: int, files: Files
     doomed = retention.superfluous(list(committed), metrics, keep)
     for step in doomed:
         fence_.check()
-        trash = directory / f".trash-{manifest.folder(step)}.{fence_.attempt}.{serial}"
-        files.rename(committed[step].path, trash)
-        files.remove(trash)
+        gone = directory / f"{_TRASH}{manifest.folder(step)}.{fence_.attempt}.{serial}"
+        files.rename(committed[step].path, gone)
+        if step != doomed[-1]:
+            files.remove(gone)
     for name in files.names(directory):
         if name.startswith(_DAMAGED):
             fence_.check()
             files.remove(directory / name)
     return doomed
+
+
+def trash(directory: Path, attempt: str, files: Files) -> list[Path]:
+    """What this attempt has deleted and not removed yet."""
+    names = sorted(files.names(directory))
+    return [directory / name for name in names if name.startswith(_TRASH) and fence.attempt_of(name) == attempt]
 
 
 def put_aside(directory: Path, damaged: Sequence[str], fence_: Fence, files: Files) -> None:

@@ -173,6 +173,8 @@ class Saver:
         self.before_update()
         if self._saving.close(timeout_s):
             self._staging.close(timeout_s)
+            if self.newest is not None and self.newest.job.rank == 0:
+                sweep(self.newest.job, self._files)
 
     def _declare(self, segment: Segment, job: Job) -> Callable[[list[Entry], list[int], int], None]:
         def whole(entries: list[Entry], places: list[int], used: int) -> None:
@@ -244,6 +246,15 @@ def tidy(job: Job, keep: Keep, fence: Fence, files: Files) -> None:
         housekeeping.clean_own(job.directory, job.attempt, job.serial, files)
     except (OSError, CheckpointError) as error:
         log.warning("old checkpoints were not removed: %s", error)
+
+
+def sweep(job: Job, files: Files) -> None:
+    """Remove what was deleted and kept for the next save: there is none. Rank 0 only."""
+    try:
+        for gone in housekeeping.trash(job.directory, job.attempt, files):
+            files.remove(gone)
+    except OSError as error:
+        log.warning("a deleted checkpoint was not removed: %s", error)
 
 
 def _table_bytes(leaves: Sequence[Leaf]) -> int:

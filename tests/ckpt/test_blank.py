@@ -133,3 +133,63 @@ def test_parts_show_as_one_array(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a" / FILE) as file:
         assert file["tensors/u"].shape == (4, 3)
         assert file["tensors/u"][:, 0].tolist() == [1, 1, 2, 2]
+
+
+def made(blanks: Blanks, folder: Path) -> Path:
+    """A data file with something in it, and its folder."""
+    offsets = make(blanks, folder, SHARDS, {})
+    with (folder / FILE).open("r+b") as file:
+        file.seek(offsets["/tensors/m/w"])
+        file.write(b"\xff" * 120_000)
+    return folder
+
+
+def again(blanks: Blanks, folder: Path, deleted: Path, shards: list[Shard] = SHARDS) -> bool:
+    """Whether the deleted file was taken."""
+    folder.mkdir()
+    blanks.make(folder, shards, {}, deleted)
+    assert not (deleted / FILE).exists(), "taken or removed"
+    return (folder / FILE).read_bytes().count(b"\xff") >= 120_000
+
+
+def test_the_file_of_a_deleted_checkpoint_is_taken_again(tmp_path: Path) -> None:
+    blanks = Blanks(Files())
+    old = made(blanks, tmp_path / "old")
+    (old / FILE).with_name("manifest.json").write_text("{}")
+    fresh = made(blanks, tmp_path / "fresh")
+    assert again(blanks, tmp_path / "a", old)
+    assert (tmp_path / "a" / FILE).read_bytes() == (fresh / FILE).read_bytes(), "but for data the same as a fresh one"
+
+
+def test_what_somebody_has_is_not_taken(tmp_path: Path) -> None:
+    blanks = Blanks(Files())
+    with (made(blanks, tmp_path / "read") / FILE).open("rb") as reader:
+        assert not again(blanks, tmp_path / "a", tmp_path / "read")
+        assert reader.read().count(b"\xff") >= 120_000, "as it was, to its end"
+    kept = made(blanks, tmp_path / "linked") / FILE
+    (tmp_path / "kept").hardlink_to(kept)
+    assert not again(blanks, tmp_path / "b", tmp_path / "linked")
+    assert (tmp_path / "kept").read_bytes().count(b"\xff") >= 120_000
+    with h5py.File(made(blanks, tmp_path / "open") / FILE):
+        assert not again(blanks, tmp_path / "c", tmp_path / "open")
+
+
+def test_what_has_another_layout_is_not_taken(tmp_path: Path) -> None:
+    assert again(Blanks(Files()), tmp_path / "a", made(Blanks(Files()), tmp_path / "of an earlier start"))
+    blanks = Blanks(Files())
+    assert not again(blanks, tmp_path / "b", made(blanks, tmp_path / "mine"), SHARDS[:3])
+    old = made(blanks, tmp_path / "changed")
+    with h5py.File(old / FILE, "r+") as file:
+        file["tensors/m/b"].attrs["torch_dtype"] = "float16xx"
+    assert not again(blanks, tmp_path / "c", old)
+    old = made(blanks, tmp_path / "holes") / FILE
+    whole = old.read_bytes()
+    begin = whole.index(b"\xff" * 120_000)
+    old.unlink()
+    with old.open("wb") as file:
+        file.write(whole[:begin])
+        file.seek(begin + 120_000)
+        file.write(whole[begin + 120_000 :])
+    again(blanks, tmp_path / "d", old.parent)
+    facts = (tmp_path / "d" / FILE).stat()
+    assert facts.st_blocks * 512 >= facts.st_size, "room for all of it"

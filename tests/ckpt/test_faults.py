@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,28 +53,35 @@ def restored(directory: Path) -> int:
     return step
 
 
-def calls_of_a_save(directory: Path) -> list[str]:
+def calls_of_a_save(directory: Path, before: Sequence[int]) -> list[str]:
     hand = Faulty(where=directory)
     with Checkpointer(directory, keep=1, files=hand) as ckpt:
-        save(ckpt, 2)
+        for step in before:
+            save(ckpt, step)
         hand.calls.clear()
         save(ckpt, 4)
         return list(hand.calls)
 
 
-def test_an_error_at_every_call(tmp_path: Path) -> None:
-    calls = calls_of_a_save(tmp_path / "clean")
-    assert {c.split()[0] for c in calls} >= {"pwrite", "fsync", "rename", "write", "allocate", "remove", "open"}
+@pytest.mark.parametrize(
+    ("before", "how", "errors"),
+    [((2,), "allocate", ERRORS), ((1, 2), "remove", (errno.EIO,))],
+    ids=["anew", "files taken again"],
+)
+def test_an_error_at_every_call(tmp_path: Path, before: Sequence[int], how: str, errors: Sequence[int]) -> None:
+    calls = calls_of_a_save(tmp_path / "clean", before)
+    assert {c.split()[0] for c in calls} >= {"pwrite", "fsync", "rename", "write", how, "open"}
     points = 0
     for at, call in enumerate(calls):
-        for number in ERRORS:
+        for number in errors:
             points += 1
             directory = tmp_path / f"{at}-{number}"
             hand = Faulty(where=directory)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", SaveWarning)
                 with Checkpointer(directory, keep=1, files=hand) as ckpt:
-                    save(ckpt, 2)
+                    for step in before:
+                        save(ckpt, step)
                     hand.aim(at, number)
                     told = []
                     try:
@@ -86,7 +94,7 @@ def test_an_error_at_every_call(tmp_path: Path) -> None:
                     save(ckpt, 6)
                     assert ckpt.last_committed == 6, call
             assert restored(directory) == 6, call
-    assert points >= 80, points
+    assert points >= 20 * len(errors), points
 
 
 @pytest.mark.slow
@@ -154,7 +162,7 @@ def test_a_rank_that_hears_late_finds_the_step_committed(directory: Path) -> Non
 
 
 def test_short_writes(directory: Path) -> None:
-    for at, call in enumerate(calls_of_a_save(directory / "clean")):
+    for at, call in enumerate(calls_of_a_save(directory / "clean", (2,))):
         if call.startswith("pwrite"):
             hand = Faulty(where=directory)
             with Checkpointer(directory / str(at), keep=1, files=hand) as ckpt:
