@@ -53,6 +53,8 @@ def read_left(segment: Segment) -> Left | None:
         if header is None:
             return None
         table: Mapping[str, object] = json.loads(header.table)
+        if not segment.path.name.startswith(str(table["whose"])):
+            return None  # another rank's under this one's name
         entries = [manifest.entry_from_json(item) for item in table["entries"]]  # type: ignore[attr-defined]
         return Left(header.step, header.attempt, table["world_size"], entries, table["places"], segment)  # type: ignore[arg-type]
     except (OSError, ValueError, KeyError, TypeError):
@@ -183,6 +185,7 @@ class Slots:
         """What a whole segment says it holds."""
         return json.dumps(
             {
+                "whose": self.prefix,  # as its name has it too, but a name can be given to another file
                 "world_size": self._world_size,
                 "entries": [manifest.entry_to_json(entry) for entry in entries],
                 "places": list(places),
