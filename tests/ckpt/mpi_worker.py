@@ -96,6 +96,53 @@ def dies(folder: Path) -> None:
     os._exit(0)
 
 
+def lies(folder: Path) -> None:
+    """On a file system where other bytes come back than were written."""
+
+    class Lying(Files):
+        def pread(self, fd: int, into: memoryview, offset: int) -> int:
+            got = super().pread(fd, into, offset)
+            into[0] ^= 1
+            return got
+
+    with checkpointer(folder / "auto", writer="auto", files=Lying()) as ckpt:
+        ckpt.save(1, state(RANK), block=True)
+    with checkpointer(folder / "mpio", writer="mpio", files=Lying()) as ckpt:
+        try:
+            ckpt.save(1, state(RANK), block=True)
+        except SaveError as error:
+            print(json.dumps(str(error)))
+
+
+def tears(folder: Path) -> None:
+    """Rank 1 can't give its bytes in the middle of a collective write; the next save is as if nothing had been."""
+
+    class Torn(staging.Straight):
+        def data(self, index: int, begin: int, end: int) -> memoryview:
+            if RANK == 1:
+                raise SaveError("it was torn")
+            return super().data(index, begin, end)
+
+    files, clock = Files(), SystemClock()
+    folder.mkdir(exist_ok=True)
+    writers = Writers(files, mpio.MpioWriter(WORLD.Dup(), files, clock, 30.0), "mpio")
+    fence = Fence(folder, "A1", files)
+    if RANK == 0:
+        fence.announce()
+    WORLD.Barrier()
+    array = np.random.default_rng(1).random(3_000_000)
+    leaves = [Leaf("tensors/x", array, "numpy:<f8", array.shape, array.nbytes)]
+    for step, source in ((1, Torn(leaves, 1)), (2, staging.Straight(leaves, 2))):
+        job = commit.Job(folder, step, step, RANK, 2, "A1", {}, 30.0)
+        try:
+            commit.commit(job, source, writers, Blanks(files), fence, files, clock)
+            said = "committed"
+        except Exception as error:
+            said = str(error)
+        for line in WORLD.gather(said) or ():
+            print(line, flush=True)
+
+
 def late(folder: Path) -> None:
     """The other process comes late to open a file: does the interpreter go on meanwhile?"""
     if RANK == 0:

@@ -92,6 +92,29 @@ def test_the_interpreter_goes_on_while_others_are_late(tmp_path: Path) -> None:
     assert json.loads(done.stdout) > 40
 
 
+def test_what_comes_back_other_than_it_was_written_is_noticed(tmp_path: Path) -> None:
+    done = mpirun("lies", tmp_path, 1)
+    assert done.returncode == 0, done.stderr
+    assert "was read back other than MPI-IO was given it" in json.loads(done.stdout)
+    assert list_checkpoints(tmp_path / "mpio") == []
+    record = json.loads((tmp_path / "auto" / ".writer-choice.json").read_text())
+    assert record["choice"] == "direct"
+    assert "was read back other" in record["why"]
+    (found,) = list_checkpoints(tmp_path / "auto")
+    assert (found.manifest.writer, verify(found.path)) == ("direct", [])
+
+
+def test_a_rank_that_fails_inside_leaves_nobody_hanging(tmp_path: Path) -> None:
+    done = mpirun("tears", tmp_path / "c", 2)
+    assert done.returncode == 0, done.stderr
+    first, second, *later = done.stdout.splitlines()
+    assert "rank 1 gave up: SaveError: it was torn" in first
+    assert second == "it was torn"
+    assert later == ["committed", "committed"]
+    assert [(c.step, c.manifest.writer) for c in list_checkpoints(tmp_path / "c")] == [(2, "mpio")]
+    assert verify(tmp_path / "c" / "step-000000002") == []
+
+
 def test_one_process_writes_for_several_ranks_and_another_for_none(tmp_path: Path) -> None:
     done = mpirun("server", tmp_path, 3)
     assert done.returncode == 0, done.stderr
