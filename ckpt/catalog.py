@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import xxhash
 
 from transom_hpc.base.errors import CorruptCheckpoint
-from transom_hpc.ckpt import lanes, manifest, names
+from transom_hpc.ckpt import direct, lanes, manifest, names
 from transom_hpc.ckpt.direct import Target
 from transom_hpc.ckpt.files import Files
-from transom_hpc.ckpt.layout import blocks
+from transom_hpc.ckpt.layout import PIECE_BYTES, blocks
 from transom_hpc.ckpt.manifest import Manifest, Stored
+from transom_hpc.ckpt.shm import align
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,13 +174,19 @@ def check_block(
     Returns:
         The fault, or nothing.
     """
-    room = np.empty(end - begin, dtype=np.uint8).data if into is None else into
-    got = source.get(room, item.offset + begin)
+    summed = xxhash.xxh3_128()
+    got = 0
+    for at in range(begin, end, PIECE_BYTES):
+        count = min(PIECE_BYTES, end - at)
+        # Whole pages into our own buffer; what lies behind the end is not looked at.
+        room = direct.buffer()[: align(count)] if into is None else into[at - begin : at - begin + count]
+        got += min(count, source.get(room, item.offset + at))
+        summed.update(room[:count])
     if progress is not None:
         progress(end - begin)
     what = ""
     if got < end - begin:
         what = f"only {got} of {end - begin} bytes are there"
-    elif xxhash.xxh3_128_hexdigest(room) != item.entry.sums[index]:
+    elif summed.hexdigest() != item.entry.sums[index]:
         what = "the bytes have changed"
     return [Fault(item.file, names.shown(item.entry.name), item.rank, item.offset + begin, what)] if what else []

@@ -155,11 +155,11 @@ class Target:
         if whole and address(data) % ALIGN == 0:
             done = self._put(self._direct, data[:whole], offset)
         elif whole:
-            buffer = _buffer()
+            held = buffer()
             while done < whole:
-                count = min(whole - done, len(buffer))
-                buffer[:count] = data[done : done + count]
-                sent = self._put(self._direct, buffer[:count], offset + done)
+                count = min(whole - done, len(held))
+                held[:count] = data[done : done + count]
+                sent = self._put(self._direct, held[:count], offset + done)
                 done += sent
                 if sent < count:
                     break
@@ -184,16 +184,15 @@ class Target:
 
     def get(self, into: memoryview, offset: int) -> int:
         """Read; fewer bytes than asked only at the end of the file."""
-        whole = len(into) // ALIGN * ALIGN if self._direct is not None and offset % ALIGN == 0 else 0
-        done = 0
-        if whole and address(into) % ALIGN == 0:
-            done = self._get(self._direct, into[:whole], offset)
-        elif self._direct is not None and offset % ALIGN == 0:
-            buffer = _buffer()
+        past_cache = self._direct is not None and offset % ALIGN == 0
+        whole = len(into) // ALIGN * ALIGN if past_cache and len(into) and address(into) % ALIGN == 0 else 0
+        done = self._get(self._direct, into[:whole], offset) if whole else 0
+        if past_cache and done == whole:  # an odd end, or all of it where the memory is not aligned
+            held = buffer()
             while done < len(into):
-                want = min(len(into) - done, len(buffer))
-                got = min(want, self._get(self._direct, buffer[: -(-want // ALIGN) * ALIGN], offset + done))
-                into[done : done + got] = buffer[:got]
+                want = min(len(into) - done, len(held))
+                got = min(want, self._get(self._direct, held[: -(-want // ALIGN) * ALIGN], offset + done))
+                into[done : done + got] = held[:got]
                 done += got
                 if got < want:
                     break
@@ -227,8 +226,8 @@ def address(data: memoryview) -> int:
     return int(np.frombuffer(data, dtype=np.uint8).__array_interface__["data"][0])
 
 
-def _buffer() -> memoryview:
-    """This thread's aligned buffer."""
+def buffer() -> memoryview:
+    """This thread's aligned buffer, of PIECE_BYTES. Used by `put` and `get` where memory or length are odd."""
     if not hasattr(_buffers, "held"):
         _buffers.held = memoryview(mmap.mmap(-1, PIECE_BYTES))
     held: memoryview = _buffers.held
