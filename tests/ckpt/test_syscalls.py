@@ -6,16 +6,20 @@ there bit for bit, what was not is invisible and cleaned up, all ranks agree, an
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import itertools
 import json
 import os
+import queue
 import re
 import shutil
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,18 +83,22 @@ class Server:
         self._process.wait(20)
 
 
+LANES = 3
+"""Points tried at the same time: most of the time of those of several ranks is waiting for each other."""
+
+
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Server]]:
     if shutil.which("cc") is None:
         pytest.skip("needs a C compiler (cc), for the shim between the program and the kernel")
     shim = tmp_path_factory.mktemp("shim") / "shim.so"
     source = Path(__file__).with_name("shim.c")
-    subprocess.run(
-        ["cc", "-O1", "-shared", "-fPIC", "-o", str(shim), str(source), "-ldl", "-lpthread"], check=True, timeout=60
-    )
-    found = Server(shim)
+    command = ["cc", "-O1", "-shared", "-fPIC", "-o", str(shim), str(source), "-ldl", "-lpthread"]
+    subprocess.run(command, check=True, timeout=60)
+    found = [Server(shim) for _ in range(LANES)]
     yield found
-    found.close()
+    for server in found:
+        server.close()
 
 
 @pytest.fixture
@@ -102,36 +110,74 @@ def shm(tmp_path: Path) -> Iterator[Path]:
 
 
 class Bench:
-    """Runs points one after the other, each in a copy of the same directory, in which step 2 is committed."""
+    """Runs points, a few at a time, each in a copy of the same directory, in which step 2 is committed."""
 
-    def __init__(self, server: Server, folder: Path, shm: Path) -> None:
-        self._server = server
+    def __init__(self, servers: list[Server], folder: Path, shm: Path) -> None:
+        self._free: queue.SimpleQueue[Server] = queue.SimpleQueue()
+        for server in servers:
+            self._free.put(server)
         self._folder = folder
         self._shm = shm
-        self._number = 0
+        self._numbers = itertools.count()
         self._template = folder / "template"
         self.points: list[tuple[str, Point]] = []
-        self._told: Counter[str] = Counter()
-        made = server.ask(scenario="seed", directory=self._template, shm=shm / "seed")
+        made = servers[0].ask(scenario="seed", directory=self._template, shm=shm / "seed")
         assert made["code"] == 0, made["said"]
+
+    def all(self, points: list[Point], run: Callable[[Point], object]) -> None:
+        """Run all points; what fails is told together."""
+
+        def one(point: Point) -> str:
+            try:
+                run(point)
+            except AssertionError as error:
+                return f"{point}: {error}"
+            return ""
+
+        with ThreadPoolExecutor(LANES) as pool:
+            failed = [why for why in pool.map(one, points) if why]
+        assert not failed, f"{len(failed)} failed: " + "\n".join(failed[:20])
+        print(f"\n{self.table()}")
+
+    @contextlib.contextmanager
+    def _place(self) -> Iterator[tuple[Server, dict[str, Any]]]:
+        """A server, and folders that go when the point is done with."""
+        server, number = self._free.get(), str(next(self._numbers))
+        facts = {"directory": self._folder / number, "shm": self._shm / number}
+        try:
+            yield server, facts
+        finally:
+            self._free.put(server)
+            for path in facts.values():
+                shutil.rmtree(path, ignore_errors=True)
 
     def ask(self, scenario: str, point: Point | None = None, allowed: tuple[int, ...] = ()) -> Any:
         """One program, with one fault; where that killed it, the one after it as well."""
-        self._number += 1
-        directory, shm = self._folder / str(self._number), self._shm / str(self._number)
-        order: dict[str, Any] = {"scenario": scenario, "directory": directory, "shm": shm, "template": self._template}
-        if point is not None:
-            self.points.append((scenario, point))
-            order |= {"at": point.at, "fault": point.fault, "errno": point.errno}
-        answer = self._server.ask(**order)
-        ended = point is not None and point.fault in (KILL_BEFORE, KILL_AFTER)
-        assert answer["code"] == (-9 if ended else 0), f"{scenario}: {point}: {answer['said']}"
-        if allowed and point is not None and point.fault in (KILL_BEFORE, KILL_AFTER, HANG):
-            after = self._server.ask(scenario="after", directory=directory, shm=shm, allowed=allowed)
-            assert after["code"] == 0, f"after {scenario}: {point}: {after['said']}"
-        shutil.rmtree(directory)
-        shutil.rmtree(shm)
-        return answer["said"]
+        with self._place() as (server, facts):
+            order: dict[str, Any] = {"scenario": scenario, "template": self._template, **facts}
+            if point is not None:
+                self.points.append((scenario, point))
+                order |= {"at": point.at, "fault": point.fault, "errno": point.errno}
+            before = time.monotonic()
+            answer = server.ask(**order)
+            ended = point is not None and point.fault in (KILL_BEFORE, KILL_AFTER)
+            assert answer["code"] == (-9 if ended else 0), f"{scenario}: {answer['said']}"
+            if allowed and point is not None and point.fault in (KILL_BEFORE, KILL_AFTER, HANG):
+                after = server.ask(scenario="after", allowed=allowed, **facts)
+                assert after["code"] == 0, f"after {scenario}: {after['said']}"
+            assert time.monotonic() - before < 10, "something was waited for"
+            return answer["said"]
+
+    def ranks(self, order: dict[str, Any], *scenarios: str) -> list[list[dict[str, Any]]]:
+        """Programs of several ranks, one after the other; what each rank answered."""
+        with self._place() as (server, facts):
+            found = []
+            for scenario in scenarios:
+                asked = {**facts, "scenario": scenario, "later": True, "world_size": RANKS}
+                asked |= order if scenario == "together" else {}
+                pids = [server.ask(my_rank=rank, **asked)["pid"] for rank in range(RANKS)]
+                found.append([server.say(f"wait {pid}") for pid in pids])
+            return found
 
     def table(self) -> str:
         """What was tried where, and how often."""
@@ -144,29 +190,16 @@ class Bench:
         ]
         return "\n".join([*lines, f"{len(self.points)} points at {len(rows)} sites"])
 
-    def ranks(self, scenario: str, count: int, **order: Any) -> list[dict[str, Any]]:
-        """One program of several ranks in the same directory as the one before; what each answered."""
-        facts: dict[str, Any] = {"directory": self._folder / "ranks", "shm": self._shm / "ranks", **order}
-        pids = [
-            self._server.ask(scenario=scenario, later=True, my_rank=rank, world_size=count, **facts)["pid"]
-            for rank in range(count)
-        ]
-        return [self._server.say(f"wait {pid}") for pid in pids]
-
-    def forget_ranks(self) -> None:
-        for path in (self._folder / "ranks", self._shm / "ranks"):
-            shutil.rmtree(path, ignore_errors=True)
-
 
 @pytest.fixture
-def bench(server: Server, shm: Path) -> Bench:
+def bench(servers: list[Server], shm: Path) -> Bench:
     """In memory, where a save costs little. The kernel's answers are the shim's."""
-    return Bench(server, shm / "disk", shm)
+    return Bench(servers, shm / "disk", shm)
 
 
 @pytest.fixture
-def disk_bench(server: Server, tmp_path: Path, shm: Path) -> Bench:
-    return Bench(server, tmp_path / "disk", shm)
+def disk_bench(servers: list[Server], tmp_path: Path, shm: Path) -> Bench:
+    return Bench(servers, tmp_path / "disk", shm)
 
 
 def site(line: str) -> str:
@@ -206,22 +239,12 @@ def test_every_call_of_one_rank_with_every_error(disk_bench: Bench, scenario: st
 
 def one_rank(bench: Bench, scenario: str, every_error: bool) -> None:
     calls = bench.ask(scenario)["calls"]
-    failed = []
-    for point in faults(calls, every_error):
-        try:
-            before = time.monotonic()
-            bench.ask(scenario, point, SINGLE[scenario])
-            if time.monotonic() - before > 3:
-                failed.append(f"{point} took {time.monotonic() - before:.0f} s")
-        except AssertionError as error:
-            failed.append(str(error))
-    assert not failed, f"{len(failed)} failed: " + "\n".join(failed[:20])
-    print(f"\n{bench.table()}")
-    assert len(bench.points) > {"first": 180, "again": 180, "start": 160, "end": 25}[scenario]
+    bench.all(faults(calls, every_error), lambda point: bench.ask(scenario, point, SINGLE[scenario]))
+    assert len(bench.points) > {"first": 170, "again": 170, "start": 150, "end": 25}[scenario]
     kinds = {line.split()[2] for line in calls}
     wanted = {
-        "first": {"pwrite", "fallocate", "ftruncate", "fsync", "rename", "unlink", "rmdir", "create", "close"},
-        "again": {"pwrite", "fallocate", "ftruncate", "fsync", "rename", "unlink", "rmdir", "create", "write"},
+        "first": {"pwrite", "fallocate", "ftruncate", "fsync", "rename", "create", "write", "statvfs", "close"},
+        "again": {"pwrite", "fsync", "rename", "create", "write", "statvfs", "close"},
         "start": {"open", "create", "rename", "pread", "unlink", "rmdir", "mkdir", "stat"},
         "end": {"unlink", "close"},
     }[scenario]
@@ -244,27 +267,19 @@ def test_every_call_of_one_rank_of_four(disk_bench: Bench, victim: int) -> None:
 
 def four_ranks(bench: Bench, victim: int, each: int) -> None:
     """At most so many calls of each site, with an error or a kill in turn."""
-    clean = bench.ranks("together", RANKS)
+    (clean,) = bench.ranks({}, "together")
     assert [said["code"] for said in clean] == [0] * RANKS, clean
     assert [said["said"]["told"] for said in clean] == [""] * RANKS
-    bench.forget_ranks()
     seen: Counter[str] = Counter()
-    failed = []
+    points = []
     for at, line in enumerate(clean[victim]["said"]["calls"]):
         where = site(line)
         seen[where] += 1
-        if seen[where] > each:
-            continue
-        fault = KILL_BEFORE if len(bench.points) % 3 == 2 else ERROR
-        point = Point(where, at, fault, ERRORS[at % 4] if fault == ERROR else 0)
-        bench.points.append((f"rank {victim}", point))
-        try:
-            one_of_four(bench, victim, point)
-        except AssertionError as error:
-            failed.append(f"{point}: {error}")
-        bench.forget_ranks()
-    assert not failed, f"{len(failed)} failed: " + "\n".join(failed[:20])
-    print(f"\n{bench.table()}")
+        if seen[where] <= each:
+            fault = KILL_BEFORE if len(points) % 3 == 2 else ERROR
+            points.append(Point(where, at, fault, ERRORS[at % 4] if fault == ERROR else 0))
+    bench.points += [(f"rank {victim}", point) for point in points]
+    bench.all(points, lambda point: one_of_four(bench, victim, point))
     assert len(seen) > (20 if victim == 0 else 12)
 
 
@@ -272,11 +287,10 @@ def one_of_four(bench: Bench, victim: int, point: Point) -> None:
     killed = point.fault == KILL_BEFORE
     order = {"victim": victim, "at": point.at, "fault": point.fault, "errno": point.errno}
     before = time.monotonic()
-    done = bench.ranks("together", RANKS, deadline_s=0.5 if killed else 60.0, **order)
-    assert time.monotonic() - before < 20, "what fails is told to the others, which do not wait for a deadline"
+    done, again = bench.ranks({**order, "deadline_s": 0.5 if killed else 60.0}, "together", "resumes")
+    assert time.monotonic() - before < 25, "what fails is told to the others, which do not wait for a deadline"
     for rank, said in enumerate(done):
         assert said["code"] == (-9 if killed and rank == victim else 0), said["said"]
-    again = bench.ranks("resumes", RANKS)
     assert [said["code"] for said in again] == [0] * RANKS, [said["said"] for said in again]
     assert [said["said"]["told"] for said in again] == [""] * RANKS
     starts = {said["said"]["start"] for said in again}
@@ -285,13 +299,13 @@ def one_of_four(bench: Bench, victim: int, point: Point) -> None:
 
 def test_a_call_that_hangs_holds_no_program_up(bench: Bench) -> None:
     """Every call in the background of a save: the program goes on, and the one after it finds what was committed."""
-    calls = bench.ask("hangs")["calls"]
     sites: dict[str, int] = {}
-    for at, line in enumerate(calls):
+    for at, line in enumerate(bench.ask("hangs")["calls"]):
         if line.startswith("disk background") and "list" not in line:
             sites.setdefault(site(line), at)
-    for where, at in sites.items():
-        said = bench.ask("hangs", Point(where, at, HANG), (2, 4, 6, 8))
-        assert said["longest"] < 1, where
-    print(f"\n{bench.table()}")
     assert len(sites) > 15
+
+    def hang(point: Point) -> None:
+        assert bench.ask("hangs", point, (2, 4, 6, 8))["longest"] < 1
+
+    bench.all([Point(where, at, HANG) for where, at in sites.items()], hang)
