@@ -57,12 +57,12 @@ def test_program_killed_while_a_save_is_under_way(runs: Runs, unhurt: Unhurt) ->
 
 def test_server_killed_while_a_save_is_under_way(runs: Runs, unhurt: Unhurt) -> None:
     """The program does not notice: the next server takes the save up, or the program does."""
-    run = runs.heat("--nodes", "3", "--save-every", "20", steps=200)
+    run = runs.heat("--nodes", "3", "--save-every", "20", steps=120)
     run.wait_saved(40)
     hold_a_save(runs, run, "n2")
     runs.lab.run("n2", ["pkill", "-KILL", "-f", SERVER + " "])
     run.wait_end()
-    assert same_bits(run.field(), unhurt(200, 3)), run.story()
+    assert same_bits(run.field(), unhurt(120, 3)), run.story()
     assert run.entries("restart") == []
     assert run.entries("server")[0].facts == {
         "problem": "the checkpoint server ended (exit status 137) and is started again",
