@@ -298,18 +298,17 @@ class _Walker:
 def _key(tensor: torch.Tensor) -> tuple[Any, ...]:
     """The same for two tensors that are the same memory seen the same way: tied weights, detached aliases."""
     try:
-        pointer = tensor.data_ptr()
-    except RuntimeError:  # no storage: refused later, by name
+        return (
+            tensor.data_ptr(),
+            str(tensor.device),
+            tuple(tensor.shape),
+            tensor.stride(),
+            tensor.dtype,
+            tensor.is_conj(),
+            tensor.is_neg(),
+        )
+    except (RuntimeError, ValueError):  # no storage, or no shape yet: refused later, by name
         return (id(tensor),)
-    return (
-        pointer,
-        str(tensor.device),
-        tuple(tensor.shape),
-        tensor.stride(),
-        tensor.dtype,
-        tensor.is_conj(),
-        tensor.is_neg(),
-    )
 
 
 def _has_tensors(value: Any, depth: int = 0) -> bool:

@@ -19,8 +19,12 @@ _LARGE_BYTES = 1 << 20
 
 def refusal(tensor: torch.Tensor) -> str:
     """Why a tensor can't be saved, and what to do; empty where it can."""
+    if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+        return "it has no shape yet; run its module once before, as on one batch"
     if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         return f"a {type(tensor).__name__} has no storage of its own; save what it is made of"
+    if tensor.is_nested:
+        return "a nested tensor can't be saved; save the tensors in it"
     if tensor.layout is not torch.strided:
         return f"a tensor of layout {tensor.layout} can't be saved; save its indices and values"
     if tensor.device.type == "meta":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections import OrderedDict, namedtuple
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -282,6 +283,70 @@ def test_values(directory: Path) -> None:
     there_and_back(directory, state, empty)
     for name in state:
         assert same(state[name], empty[name]), name
+
+
+class Wrapped(torch.Tensor):
+    """A tensor that is none: it has no storage."""
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function(*args, **(kwargs or {}))
+
+
+REFUSED: dict[str, Callable[[], Any]] = {
+    "wrapped": lambda: torch.Tensor._make_wrapper_subclass(Wrapped, (3,)),  # type: ignore[attr-defined]
+    "jagged": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+    "lazy": lambda: torch.nn.LazyLinear(3),
+    "csr": lambda: torch.eye(3).to_sparse_csr(),
+    "mkldnn": lambda: torch.ones(3, 3).to_mkldnn(),
+    "quantized": lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
+    "bits": lambda: torch.empty(4, dtype=torch.bits8),
+    "four": lambda: torch.empty(4, dtype=torch.int4),
+    "lambda": lambda: lambda: 0,
+    "generator": lambda: (i for i in range(3)),
+    "objects": lambda: np.array([lambda: 0]),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_saved_is_refused_by_name(directory: Path, name: str) -> None:
+    state: dict[str, Any] = {"fine": torch.ones(3), name: {"deep": REFUSED[name]()}}
+    if name == "lazy":
+        state["optimizer"] = torch.optim.SGD(state[name]["deep"].parameters())
+    with Checkpointer(directory) as ckpt:
+        with pytest.raises(StateError, match=f"^{name}.*: ") as caught:
+            ckpt.save(1, state)
+        assert caught.value.name.startswith(name)
+    assert [p.name for p in directory.iterdir()] == [".attempt"]
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+@pytest.mark.filterwarnings("ignore:staging takes")
+@pytest.mark.parametrize("shm_bytes", [None, 0], ids=["staged", "straight"])
+def test_more_than_two_gib_and_two_to_the_31_elements(directory: Path, shm_bytes: int | None) -> None:
+    """Takes 6.5 GiB of memory, and 4.4 GiB on disk."""
+    count = (1 << 31) + 4097
+    large, columns = torch.empty(count, dtype=torch.uint8), np.zeros((3, 60_000_000), dtype=np.uint8)[:, ::2]
+    large[:] = 7
+    spots = [0, (1 << 31) - 1, 1 << 31, count - 1, 1 << 30]
+    for i, at in enumerate(spots):
+        large[at] = 100 + i
+    columns[1, 5] = 9
+    with Checkpointer(directory, shm_bytes=shm_bytes) as ckpt:
+        ckpt.save(1, {"large": large, "columns": columns}, block=True)
+    assert verify(list_checkpoints(directory)[-1].path) == []
+    large.zero_()
+    columns[:] = 0
+    with Checkpointer(directory, shm_bytes=0) as ckpt:
+        assert ckpt.restore({"large": large, "columns": columns}) == 1
+    assert [int(large[at]) for at in spots] == [100, 101, 102, 103, 104]
+    assert int(columns[1, 5]) == 9
+    for at in spots:
+        large[at] = 7
+    assert bool((large == 7).all())
 
 
 scalars = (
