@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import torch
 
 
-LANES = 6
+LANES = 8
 """Blocks on their way: while some are summed, as many as the disk wants are still being read."""
 
 
