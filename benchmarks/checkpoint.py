@@ -24,6 +24,9 @@ from checkpointing.ground import die_with_parent, ground, leave_on_term, warm_ma
 from checkpointing.scale import FULL, QUICK, Scale, say
 
 PARTS = ("one_rank", "restoring", "growth", "slow_storage", "lab_ranks")
+PATIENCE_S = 900.0
+"""Longest time that a part may take."""
+
 _WARM_BYTES = 12 << 30
 
 
@@ -80,7 +83,15 @@ def run_part(argv: list[str]) -> None:
     """Run a part; where we are stopped, it is stopped and cleans up first."""
     process = subprocess.Popen(argv)
     try:
-        process.wait()
+        process.wait(PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        say(f"no end after {PATIENCE_S:.0f} s; it is left out")
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
     except BaseException:
         process.send_signal(signal.SIGTERM)
         process.wait()

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 from checkpointing.contenders import quietly
 
-PROCESS = "DCP async_save, thread stager, process"
+PROCESS = "DCP async_save, threaded, process"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def all_ways(alone: bool = True) -> list[Asynchronous]:
     return [
         Asynchronous("DCP async_save", alone=alone),
         Asynchronous("DCP async_save, kept memory", 4, stager(False, False), alone=alone),
-        Asynchronous("DCP async_save, thread stager", 4, stager(False, True), alone=alone),
+        Asynchronous("DCP async_save, threaded", 4, stager(False, True), alone=alone),
         Asynchronous(PROCESS, 4, stager(True, True), process=True, alone=alone),
     ]
 

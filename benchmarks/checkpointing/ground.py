@@ -7,6 +7,7 @@ import errno
 import fcntl
 import mmap
 import os
+import secrets
 import shutil
 import signal
 import sys
@@ -61,7 +62,8 @@ def ground(where: Path | None) -> Iterator[Ground]:
     leave_on_term()
     path = Path(tempfile.mkdtemp(prefix="transom-bench-", dir=where))
     # Named and held like a checkpointer's own folders, so that the next one clears what a SIGKILL leaves of it.
-    shared = Path(tempfile.mkdtemp(prefix=f"transom-{os.getuid()}-bench-", dir="/dev/shm"))
+    shared = Path(f"/dev/shm/transom-{os.getuid()}-{secrets.token_hex(8)}")
+    shared.mkdir(0o700)
     try:
         with (shared / ".lives").open("w") as lives:
             fcntl.flock(lives, fcntl.LOCK_SH)

@@ -128,8 +128,8 @@ def saving(ranks: Ranks, ckpt: Checkpointer, mpio: Checkpointer | None, disk: Di
         mpio: that writes with parallel HDF5, where MPI can be had.
     """
     state = ranks.state()
-    ours = Ours(ckpt, state)
     train = Train(state.optimizer)
+    ours = Ours(ckpt, state)
     copy = Copy(list(state.flat().values()))
     copy.seconds(1)
     products = train.products_in(max(0.2, 2.5 * copy.seconds(1)))
