@@ -105,11 +105,18 @@ def commit(job: Job, source: Source, writers: Writers, blanks: Blanks, fence: Fe
     meeting = meet(job, files, clock)
     try:
         files.make_dir(job.temporary)
-        if is_committed(job, files):  # the others went on while this rank was between two writers
+        # Where this rank was between two writers: its part may be there, the manifest too, the checkpoint too. Each
+        # takes the place of the one before, so they are looked for in this order.
+        written = meeting.said("written") is not None
+        sealed = files.exists(job.temporary / manifest.FILE)
+        if is_committed(job, files):
             files.remove(job.temporary)
             return 0
-        if job.rank == 0 and files.exists(job.temporary / manifest.FILE):
+        if job.rank == 0 and sealed:
             _seal(job, fence, files)
+            return 0
+        if job.rank and (written or sealed) and isinstance(meeting, FileMeeting):
+            meeting.until_gone()
             return 0
         if job.world_size == 1:
             return _alone(job, source, writers, blanks, fence, files, clock, meeting)

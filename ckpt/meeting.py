@@ -144,7 +144,10 @@ class FileMeeting:
 
     def said(self, kind: str) -> Any:
         path = self.folder / _name(kind, self._rank, None)
-        return json.loads(self._files.read(path)) if self._files.exists(path) else None
+        try:
+            return json.loads(self._files.read(path)) if self._files.exists(path) else None
+        except FileNotFoundError:  # rank 0 has just cleared up
+            return None
 
     def give_up(self, reason: str, left_out: bool = False) -> None:
         self._files.make_dir(self.folder)
