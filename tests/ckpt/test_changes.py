@@ -57,11 +57,7 @@ COUNTED: dict[str, Callable[[torch.Tensor], object]] = {
     "scatter_": lambda w: w.scatter_(0, torch.zeros(1, SIDE, dtype=torch.int64), 5.0),
     "init": lambda w: torch.nn.init.normal_(w),
     "swap": lambda w: w.copy_(w.flip(0)),
-    "fused": lambda w: torch._fused_sgd_(
-        [w], [torch.ones_like(w)], [], weight_decay=0.0, momentum=0.0, lr=0.1, dampening=0.0, nesterov=False,
-        maximize=False, is_first_step=True,
-    ),
-}  # fmt: skip
+}
 """What moves the tensor's version counter."""
 
 UNCOUNTED: dict[str, Callable[[torch.Tensor], object]] = {
@@ -77,7 +73,11 @@ UNCOUNTED: dict[str, Callable[[torch.Tensor], object]] = {
     "set_": replace_storage,
     "storage resize_": lambda w: w.untyped_storage().resize_(2 * w.untyped_storage().nbytes()),
     "data =": lambda w: setattr(w, "data", torch.full_like(w, 9.0)),
-}
+    "fused": lambda w: torch._fused_sgd_(
+        [w], [torch.ones_like(w)], [], weight_decay=0.0, momentum=0.0, lr=0.1, dampening=0.0, nesterov=False,
+        maximize=False, is_first_step=True,
+    ),
+}  # fmt: skip
 """What does not."""
 KEPT = ("set_", "data =")
 """Of these: what gives the parameter other memory and leaves the old one, which the save holds, as it was."""
@@ -316,4 +316,13 @@ def test_only_elements_count_where_they_do_not_lie_together() -> None:
     channels = torch.zeros(2, 3, 4, 4).to(memory_format=torch.channels_last)
     samples = Samples(leaf(channels))
     channels.data += 1
+    assert samples.changed(0, 1)
+
+
+def test_memory_that_was_given_back_is_not_read() -> None:
+    tensor = torch.zeros(100_000)
+    samples = Samples(leaf(tensor))
+    assert not samples.moved()
+    tensor.untyped_storage().resize_(0)
+    assert samples.moved()
     assert samples.changed(0, 1)

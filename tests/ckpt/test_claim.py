@@ -183,7 +183,8 @@ def test_a_second_program(directory: Path) -> None:
         assert json.loads((directory / ".attempt").read_bytes())["attempt"] == attempt, "the first goes on"
     finally:
         first.kill()
-    Checkpointer(directory).close()  # not waited for yet: a zombie
+    os.waitid(os.P_PID, first.pid, os.WEXITED | os.WNOWAIT)
+    Checkpointer(directory).close()  # not buried yet: a zombie
     first.wait()
     first.stdout.close()  # type: ignore[union-attr]
     assert not (directory / ".writer").exists()
