@@ -37,6 +37,9 @@ log = logging.getLogger("transom_hpc.ckpt")
 EXIT_NOT_ALONE = 3
 """Exit status where another server has the folder."""
 
+EXIT_LOST = 4
+"""Exit status when a collective write has got stuck, and h5py with it: a new process can go on."""
+
 POLL_S = 0.03
 PULSE_S = 0.5
 ALONE_S = 5.0
@@ -121,6 +124,9 @@ class Server:
                 changed != (changed := self._changed()) or pulse
             ):  # two changes in one tick of the kernel's look like one
                 self._look()
+            if self._together is not None and self._together.lost and not self._in_hand:
+                log.error("%s", self._together.lost)
+                return EXIT_LOST
             if pulse:
                 pulse_at = self._clock.now() + PULSE_S
                 os.utime(held)

@@ -34,6 +34,8 @@ MEASURE = "measure"
 _TURNS = ("direct", "mpio", "mpio", "direct")
 _TURN_BYTES = 64 << 20
 """What a rank writes at most in each of the four."""
+_TELLING_BYTES = 1 << 20
+"""What a rank writes at least, for the times to say anything."""
 
 
 Crew = Sequence[tuple[int, int]]
@@ -165,7 +167,11 @@ class Writers:
             return self._measure(way, folder, names, batches, meeting, rank, world_size)
         if way.name == "mpio":
             _enter(meeting, rank, "ready", "")
-        self._write(way.name, way.crew, folder, names, batches, meeting.beat)
+        try:
+            self._write(way.name, way.crew, folder, names, batches, meeting.beat)
+        except SaveError:
+            self._record_loss(folder.parent, rank, world_size)
+            raise
         return way.name
 
     def _write(
@@ -209,8 +215,7 @@ class Writers:
                         raise
                     trouble = f"rank {rank}: {error}"
         finally:
-            if rank == 0 and self._mpio is not None and self._mpio.lost:
-                self._record(folder.parent, "direct", {}, 0, world_size, self._mpio.lost)
+            self._record_loss(folder.parent, rank, world_size)
         meeting.tell("measured", [seconds, nbytes, trouble])
         if rank == 0:
             said = [Measured(*item) for item in meeting.hear_all("measured")]
@@ -225,6 +230,11 @@ class Writers:
             _enter(meeting, rank, "ready", "")
         self._write(chosen, way.crew, folder, names, rest, meeting.beat)
         return str(chosen)
+
+    def _record_loss(self, directory: Path, rank: int, world_size: int) -> None:
+        """A writer that was lost once is not taken again by the next process."""
+        if rank == 0 and self._mpio is not None and self._mpio.lost:
+            self._record(directory, "direct", {}, 0, world_size, self._mpio.lost)
 
     def _record(
         self, directory: Path, choice: str, speeds: Mapping[str, float], nbytes: int, ranks: int, why: str
@@ -279,7 +289,8 @@ def choose(measured: Sequence[Measured]) -> tuple[str, dict[str, float], str]:
         measured: what each rank saw.
 
     Returns:
-        Its name; bytes per second of each, of all ranks together; why mpio can't be used, empty where it can.
+        Its name, "direct" where too little was written to tell; bytes per second of each, of all ranks together; why
+        mpio can't be used, empty where it can.
     """
     why = next((m.trouble for m in measured if m.trouble), "")
     speeds = {
@@ -288,7 +299,8 @@ def choose(measured: Sequence[Measured]) -> tuple[str, dict[str, float], str]:
     }
     if why:
         return "direct", {"direct": speeds["direct"]}, why
-    return ("mpio" if speeds["mpio"] > speeds["direct"] else "direct"), speeds, ""
+    telling = min(sum(m.nbytes[name] for m in measured) for name in ASKED[1:]) >= _TELLING_BYTES * len(measured)
+    return ("mpio" if telling and speeds["mpio"] > speeds["direct"] else "direct"), speeds, ""
 
 
 def cut(batches: Sequence[Batch], parts: int, most_bytes: int = _TURN_BYTES) -> list[list[Batch]]:

@@ -10,11 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from transom_hpc.base.clock import SystemClock
 from transom_hpc.base.errors import SaveError
+from transom_hpc.ckpt import writers
 from transom_hpc.ckpt.direct import Batch, Piece
 from transom_hpc.ckpt.files import Files
 from transom_hpc.ckpt.layout import PIECE_BYTES
 from transom_hpc.ckpt.meeting import Alone
+from transom_hpc.ckpt.server import EXIT_LOST, Server
 from transom_hpc.ckpt.writers import RECORD, Measured, Way, Writers, choose, cut
 
 ABLE: dict[str, int] = {"direct": 0, "mpio": 0, "world": 1}
@@ -49,17 +52,22 @@ class Together:
         return 1e-9
 
 
+@pytest.fixture
+def little_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writers, "_TELLING_BYTES", 1)
+
+
 def piece(begin: int, nbytes: int) -> Piece:
     return Piece(begin, nbytes, lambda: memoryview(bytes([begin // 1000 % 255 + 1]) * nbytes))
 
 
-def save(folder: Path, writers: Writers) -> str:
+def save(folder: Path, used: Writers) -> str:
     """Write a file of ten pieces as one rank."""
     (folder / "x").mkdir(exist_ok=True)
     (folder / "x" / "f").write_bytes(bytes(10_000))
     batches = [Batch("f", "/a", 0, tuple(piece(i * 1000, 1000) for i in range(10)))]
-    way = writers.decide(folder, [writers.possible()])
-    name = writers.write(way, folder / "x", ["f"], batches, Alone(), 0, 1)
+    way = used.decide(folder, [used.possible()])
+    name = used.write(way, folder / "x", ["f"], batches, Alone(), 0, 1)
     assert (folder / "x" / "f").read_bytes() == b"".join(bytes([i + 1]) * 1000 for i in range(10))
     return name
 
@@ -85,11 +93,12 @@ def test_a_record_that_says_nothing_is_measured_again(tmp_path: Path, text: str)
 
 
 def test_without_mpi_nothing_is_measured_or_kept(tmp_path: Path) -> None:
-    for writers in (Writers(Files()), Writers(Files(), Together(lost="gone"))):
-        assert save(tmp_path, writers) == "direct"
+    for used in (Writers(Files()), Writers(Files(), Together(lost="gone"))):
+        assert save(tmp_path, used) == "direct"
     assert not (tmp_path / RECORD).exists()
 
 
+@pytest.mark.usefixtures("little_tells")
 def test_the_faster_one_writes_what_is_left_and_is_kept(tmp_path: Path) -> None:
     together = Together()
     assert save(tmp_path, Writers(Files(), together)) == "mpio"
@@ -107,11 +116,44 @@ def test_trouble_in_the_measurement_costs_no_save(tmp_path: Path) -> None:
     assert save(tmp_path, Writers(Files(), Together("again"))) == "direct"
 
 
+def test_too_little_to_measure_by(tmp_path: Path) -> None:
+    assert save(tmp_path, Writers(Files(), Together())) == "direct", "although mpio was a thousand times faster"
+    record = json.loads((tmp_path / RECORD).read_text())
+    assert (record["choice"], record["why"]) == ("direct", "")
+    assert save(tmp_path, Writers(Files(), Together())) == "direct"
+
+
+class Stuck(Together):
+    """One whose ranks did not all come."""
+
+    def write(self, *_: object) -> float:
+        self.lost = "a collective write did not go on"
+        raise SaveError(self.lost)
+
+
+def test_a_writer_that_was_lost_is_not_taken_again(tmp_path: Path) -> None:
+    (tmp_path / RECORD).write_text(json.dumps({"choice": "mpio", "ranks": 1}))
+    with pytest.raises(SaveError, match="did not go on"):
+        save(tmp_path, Writers(Files(), Stuck()))
+    record = json.loads((tmp_path / RECORD).read_text())
+    assert (record["choice"], record["why"]) == ("direct", "a collective write did not go on")
+    assert save(tmp_path, Writers(Files(), Stuck())) == "direct"
+
+
+def test_a_server_whose_collective_writer_is_lost_makes_room_for_another(tmp_path: Path) -> None:
+    staging = tmp_path / "shm"
+    staging.mkdir(mode=0o700)
+    together = Together(lost="a collective write did not go on")
+    assert Server(staging, Files(), SystemClock(), together).serve() == EXIT_LOST
+
+
+@pytest.mark.usefixtures("little_tells")
 def test_a_record_that_cannot_be_kept_costs_no_save(tmp_path: Path) -> None:
     (tmp_path / RECORD).mkdir()
     assert save(tmp_path, Writers(Files(), Together())) == "mpio"
 
 
+@pytest.mark.usefixtures("little_tells")
 def test_the_slowest_rank_counts() -> None:
     def seen(direct_s: float, mpio_s: float, trouble: str = "") -> Measured:
         return Measured({"direct": direct_s, "mpio": mpio_s}, {"direct": 100, "mpio": 100}, trouble)
