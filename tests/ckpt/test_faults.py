@@ -97,7 +97,7 @@ def test_an_error_at_every_call(tmp_path: Path, before: Sequence[int], how: str,
     assert points >= 20 * len(errors), points
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # test_syscalls does the same, one floor below
 def test_killed_at_every_call(ranks: Any, tmp_path: Path) -> None:
     clean = ranks("faulty", 1, "A1", directory=tmp_path / "clean", total=4, keep=1)
     calls = clean.said[0]["calls4"]
@@ -117,7 +117,7 @@ def test_killed_at_every_call(ranks: Any, tmp_path: Path) -> None:
     assert seen == {2, 4}, "before the rename the old one is found, after it the new one"
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_fault_on_one_of_two_ranks(ranks: Any, tmp_path: Path, victim: int) -> None:
     clean = ranks("faulty", 2, "A1", directory=tmp_path / "clean", total=4, keep=1)
