@@ -92,15 +92,16 @@ class Slots:
         self._files = files
         self._limit = limit
         self._local_ranks = local_ranks
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._free = [Segment(self._path(number), files) for number in range(SLOTS)]
         self._busy = 0
+        self._preparing = 0
 
     def _path(self, number: int) -> Path:
         return self._folder.path / f"{self.prefix}{self._attempt}.{number}"
 
     def take(self, nbytes: int) -> tuple[Segment | None, str]:
-        """A slot with room, the one that was used longest ago first.
+        """A slot with room, the one that was used longest ago first. Waits for one that is just being made ready.
 
         Args:
             nbytes: room that is needed.
@@ -113,14 +114,17 @@ class Slots:
         """
         why = ""
         with self._lock:
-            for segment in self._free:
-                why = self._fits(segment, nbytes)
-                if not why:
-                    self._free.remove(segment)
-                    self._busy += 1
-                    return segment, ""
-            # One slot that fits is enough to go on: wait for it rather than hold the program up.
-            return None, "" if self._busy else why
+            while True:
+                for segment in self._free:
+                    why = self._fits(segment, nbytes)
+                    if not why:
+                        self._free.remove(segment)
+                        self._busy += 1
+                        return segment, ""
+                if not self._preparing:
+                    # One slot that fits is enough to go on: wait for it rather than hold the program up.
+                    return None, "" if self._busy else why
+                self._lock.wait()
 
     def give(self, segment: Segment) -> None:
         """The save that used it is over."""
@@ -147,6 +151,7 @@ class Slots:
                 if segment not in self._free:
                     continue
                 self._free.remove(segment)
+                self._preparing += 1
             try:
                 if not self._fits(segment, nbytes):
                     segment.populate()
@@ -156,6 +161,8 @@ class Slots:
             finally:
                 with self._lock:
                     self._free.append(segment)
+                    self._preparing -= 1
+                    self._lock.notify_all()
 
     def allow(self, nbytes: int) -> bool:
         """Whether a slot of this size could be made now, so that other memory may be taken for a moment instead."""

@@ -1,0 +1,56 @@
+"""Slots: which one a save may have."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from transom_hpc.ckpt.files import Files
+from transom_hpc.ckpt.shm import Folder
+from transom_hpc.ckpt.slots import Slots
+
+
+@pytest.fixture
+def slots(staging: Path, directory: Path) -> Iterator[Slots]:
+    folder = Folder(staging, False, Files())
+    folder.open()
+    made = Slots(folder, directory, 0, 1, "A1", Files(), None, 1)
+    yield made
+    made.close()
+    folder.close()
+
+
+def test_no_more_than_two(slots: Slots) -> None:
+    first, second = slots.take(1000)[0], slots.take(1000)[0]
+    assert first is not None
+    assert second is not None
+    assert slots.take(1000) == (None, "")
+    slots.give(first)
+    assert slots.take(1000) == (first, "")
+    slots.give(first)
+    slots.give(second)
+
+
+def test_one_that_is_being_made_ready_is_waited_for(slots: Slots) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slowly(_: object) -> None:
+        begun.set()
+        assert go_on.wait(10)
+
+    preparing = threading.Thread(target=slots.prepare, args=(1000, slowly))
+    preparing.start()
+    assert begun.wait(10)
+    other, _ = slots.take(1000)
+    assert other is not None
+    threading.Timer(0.2, go_on.set).start()
+    segment, why = slots.take(1000)
+    assert segment is not None, "a save would have been left out"
+    assert why == ""
+    assert go_on.is_set()
+    preparing.join(10)
+    slots.give(segment)
+    slots.give(other)
