@@ -80,22 +80,20 @@ def everything(scale: Scale, given: argparse.Namespace) -> tuple[list[Figure], l
 
 
 def run_part(argv: list[str]) -> None:
-    """Run a part; where we are stopped, it is stopped and cleans up first."""
+    """Run a part; where it takes too long or we are stopped, it is stopped, and cleans up first."""
     process = subprocess.Popen(argv)
     try:
         process.wait(PATIENCE_S)
     except subprocess.TimeoutExpired:
         say(f"no end after {PATIENCE_S:.0f} s; it is left out")
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-    except BaseException:
-        process.send_signal(signal.SIGTERM)
-        process.wait()
-        raise
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 def part(name: str, scale: Scale, directory: Path | None, answer: Path) -> None:

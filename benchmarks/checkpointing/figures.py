@@ -104,15 +104,19 @@ def noise(differences: Sequence[float]) -> float:
     return statistics.median(abs(d) for d in differences)
 
 
-def slope(values: Sequence[float]) -> tuple[float, float]:
-    """Growth from one value to the next, by least squares, and its standard error."""
-    count = len(values)
-    middle = (count - 1) / 2
-    mean = statistics.fmean(values)
-    width = sum((i - middle) ** 2 for i in range(count))
-    rise = sum((i - middle) * (v - mean) for i, v in enumerate(values)) / width
-    left = sum((v - mean - rise * (i - middle)) ** 2 for i, v in enumerate(values))
-    return rise, (left / max(1, count - 2) / width) ** 0.5
+def growth(values: Sequence[float], stretches: int = 5) -> list[float]:
+    """Growth from one value to the next, by least squares, in each of some stretches of the values.
+
+    What grows steadily does so in all of them; what happens once, such as one more block for a heap, in one.
+    """
+    width = len(values) // stretches
+    return [_slope(values[at * width : (at + 1) * width]) for at in range(stretches)]
+
+
+def _slope(values: Sequence[float]) -> float:
+    middle, mean = (len(values) - 1) / 2, statistics.fmean(values)
+    width = sum((i - middle) ** 2 for i in range(len(values)))
+    return sum((i - middle) * (v - mean) for i, v in enumerate(values)) / width
 
 
 def table(figures: Sequence[Figure]) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from checkpointing.figures import Bar, Figure, figure, slope
+from checkpointing.figures import Bar, Figure, figure, growth
 from checkpointing.ground import Ground
 from checkpointing.scale import Scale, say
 from checkpointing.state import State
@@ -16,6 +16,8 @@ from transom_hpc.ckpt import Checkpointer
 _PART = "memory, one rank"
 _SAMPLE_S = 0.005
 _MB = 1e6
+_WARM = 10
+"""Saves beforehand, in which both slots come into use and the interpreter's heap finds its size."""
 
 
 class _Watch:
@@ -60,24 +62,21 @@ def measure(scale: Scale, ground: Ground) -> list[Figure]:
     with Checkpointer(ground.fresh(), keep=1, shm=shm, on_save_error="raise") as ckpt:
         before = private()  # the state and the libraries; not yet h5py, which saving needs
         with _Watch() as watch:
-            for step in range(1, scale.saves + 4):
-                if step % 10 == 4:
-                    say(f"memory, save {step - 3} of {scale.saves}")
+            for step in range(1, scale.saves + _WARM + 1):
+                if step % 10 == 0:
+                    say(f"memory, save {step} of {scale.saves + _WARM}")
                 ckpt.save(step, state.whole())
                 state.optimizer.step()
                 ckpt.wait()
-                if step > 3:  # both slots have been used, and the next file is laid out
+                if step > _WARM:
                     saves.append(private() / 1e3)
         slots = _shared(shm)
-    rise, error = slope(saves)
     beyond = (watch.most - before) / _MB
     over = (slots - 2 * state.nbytes) / _MB
-    grows = figure(_PART, "growth a save, beyond 2 errors", [max(0.0, rise - 2 * error)], "kB", Bar(0, False))
     return [
         figure(_PART, "private, at most, beyond the slots", [beyond], "MB", Bar(64, False), "two slots"),
         figure(_PART, "slots beyond twice the state", [over], "MB", Bar(64, False), "two slots"),
-        figure(_PART, f"growth a save, fitted ({error:.2g} kB error)", [rise], "kB"),
-        grows,
+        figure(_PART, "growth a save", growth(saves), "kB", Bar(0, False), "two slots"),
     ]
 
 

@@ -69,7 +69,13 @@ def server(shm: Path) -> Iterator[None]:
         yield
     finally:
         process.terminate()
-        process.wait()
+        try:
+            process.wait(
+                10
+            )  # it waits for those that it serves, and an interrupt may have come before they could leave
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def restore(directory: Path, state: State, shm: Path | None = None) -> float:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import statistics
 
 import pytest
-from checkpointing.figures import Bar, Figure, difference_ratio, figure, from_json, noise, ratios, slope, table
+from checkpointing.figures import Bar, Figure, difference_ratio, figure, from_json, growth, noise, ratios, table
 
 
 def test_a_figure_is_the_median_of_its_pairs() -> None:
@@ -33,12 +34,14 @@ def test_noise_has_no_sign() -> None:
     assert noise([-3.0, 1.0, 2.0]) == 2.0
 
 
-def test_slope_tells_growth_from_jitter() -> None:
-    rise, error = slope([100.0 + 4 * i + (i % 2) for i in range(50)])
-    assert rise == pytest.approx(4, abs=0.01)
-    assert error < 0.05
-    rise, error = slope([100.0 + 5 * (i * 7 % 5) for i in range(50)])
-    assert abs(rise) <= 2 * error
+def test_growth_is_steady() -> None:
+    assert growth([100.0 + 4 * i for i in range(50)]) == pytest.approx([4] * 5)
+    leak = growth([100.0 + 4096 * (i // 4) for i in range(50)])
+    assert statistics.median(leak) > 500
+
+
+def test_one_step_is_no_growth() -> None:
+    assert statistics.median(growth([100.0 + 100_000 * (i > 23) for i in range(50)])) == 0
 
 
 def test_json_goes_there_and_back() -> None:
