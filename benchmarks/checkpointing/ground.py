@@ -106,13 +106,15 @@ def chill(*paths: Path) -> bool:
         Whether they are out of it, as far as samples tell.
     """
     files = [f for path in paths for f in ([path] if path.is_file() else path.rglob("*")) if f.is_file()]
-    os.sync()
-    for file in files:
-        fd = os.open(file, os.O_RDONLY)
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(fd)
-    if all(map(_is_cold, files)):
-        return True
+    for _ in range(3):  # pages that were used just now are passed over the first time
+        os.sync()
+        for file in files:
+            fd = os.open(file, os.O_RDONLY)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(fd)
+        if all(map(_is_cold, files)):
+            return True
+        time.sleep(0.05)
     try:
         Path("/proc/sys/vm/drop_caches").write_text("1\n")
     except OSError:
