@@ -7,6 +7,7 @@ there tells a second writer, when the first one dies, how far a rank had come.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -197,9 +198,13 @@ def _together(
         else:
             offsets = _lay_out(job, agreed, blanks, files)
             meeting.tell("laid", [[way.name, way.crew], offsets])
-        for rank, work in enumerate(agreed.work):
-            meeting.tell("work", [[way.name, way.crew], _names(agreed.shards), _orders(agreed, work, offsets)], to=rank)
-    decided, names, orders = meeting.hear("work", 0, mine=True)
+        names = _names(agreed.shards)
+        works: list[list[Any]] = [[[way.name, way.crew], names, _orders(agreed, work, offsets)] for work in agreed.work]
+        for rank in range(1, job.world_size):
+            meeting.tell("work", works[rank], to=rank)
+        decided, names, orders = works[0]
+    else:
+        decided, names, orders = meeting.hear("work", 0, mine=True)
     batches = _batches(orders, source)
     if job.rank == 0:
         batches = _and_what_rank_0_made(batches, names)
@@ -311,8 +316,22 @@ def _finish(
         saved_at=clock.wall().isoformat(timespec="seconds"),
         writer=writer,
     )
-    files.write(job.temporary / manifest.FILE, manifest.encode(whole))
+    _write(job.temporary / manifest.FILE, manifest.encode(whole), files)
     _seal(job, fence, files)
+
+
+def _write(path: Path, data: bytes, files: Files) -> None:
+    """A file, whole or not at all. Its bytes are on disk when it has its name; the folder is left to the caller."""
+    unfinished = path.with_name(f".{path.name}.tmp")
+    fd = files.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[files.pwrite(fd, view, len(data) - len(view)) :]
+        files.fsync(fd)
+    finally:
+        files.close(fd)
+    files.rename(unfinished, path)
 
 
 def _seal(job: Job, fence: Fence, files: Files) -> None:

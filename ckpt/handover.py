@@ -9,6 +9,7 @@ from collections.abc import Callable
 from transom_hpc.base.clock import Clock
 from transom_hpc.base.errors import SaveError
 from transom_hpc.ckpt import orders
+from transom_hpc.ckpt.bell import Bell
 from transom_hpc.ckpt.files import Files
 from transom_hpc.ckpt.orders import Order, Orders, Rank
 from transom_hpc.ckpt.shm import Folder
@@ -65,7 +66,11 @@ class Handover:
             Silent: it can't be said what becomes of it.
             OSError, CheckpointError: why it failed, as the server has it, or `by_ourselves`.
         """
-        self._orders.leave(order)
+        with Bell(self._orders.folder, self._clock) as bell:
+            self._orders.leave(order)
+            self._wait(order, by_ourselves, bell)
+
+    def _wait(self, order: Order, by_ourselves: Callable[[], None], bell: Bell) -> None:
         pause, still_s, pulse = _FIRST_WAIT_S, 0.0, self._pulse()
         while True:
             over, error = self._orders.answered(order.name)
@@ -74,8 +79,9 @@ class Handover:
             if over:
                 return
             # Counted in waits of our own: while this node stands still, both do.
-            self._clock.sleep(pause)
-            still_s += pause
+            began = self._clock.now()
+            if not bell.wait(_LONGEST_WAIT_S, pause):
+                still_s += min(_LONGEST_WAIT_S, self._clock.now() - began)
             pause = min(pause * 1.5, _LONGEST_WAIT_S)
             if pulse != (pulse := self._pulse()):
                 still_s = 0.0
@@ -99,9 +105,11 @@ class Handover:
     def finish(self, order: Order) -> None:
         """Wait until the server has tidied up behind a save that it has carried out, and forget the order."""
         until = self._clock.now() + TIDY_S
+        pause = _FIRST_WAIT_S
         claim = self._orders.claim(order.name)
         while claim is None and self._orders.answered(order.name)[0] and self._clock.now() < until:
-            self._clock.sleep(_LONGEST_WAIT_S)
+            self._clock.sleep(pause)
+            pause = min(pause * 1.5, _LONGEST_WAIT_S)
             claim = self._orders.claim(order.name)
         self._orders.forget(order.name)
         if claim is not None:

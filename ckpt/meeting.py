@@ -16,8 +16,9 @@ from transom_hpc.base.clock import Clock
 from transom_hpc.base.errors import CheckpointError
 from transom_hpc.ckpt.files import Files
 
-_FIRST_WAIT_S = 0.001
-_LONGEST_WAIT_S = 0.05
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.001, 0.05
+_WAIT_SHARE = 0.08
+"""Between two looks, as a share of the wait until then: no answer is found much later than it took to come."""
 
 
 class Overdue(CheckpointError):
@@ -186,8 +187,8 @@ class FileMeeting:
 
     def _wait(self, kind: str, wanted: dict[str, int] | None) -> bool:
         """Until all wanted files are there (True) or the folder has gone and the meeting ended well (False)."""
-        end = self._clock.now() + self._deadline_s
-        pause = _FIRST_WAIT_S
+        began = self._clock.now()
+        end = began + self._deadline_s
         before: set[str] = set()
         while True:
             try:
@@ -212,8 +213,8 @@ class FileMeeting:
                     ranks=late,
                     seconds=self._deadline_s,
                 )
-            self._clock.sleep(pause)
-            pause = min(pause * 1.5, _LONGEST_WAIT_S)
+            waited = self._clock.now() - began
+            self._clock.sleep(min(max(waited * _WAIT_SHARE, _FIRST_WAIT_S), _LONGEST_WAIT_S))
 
     def _reason(self, name: str) -> Abandoned:
         rank = int(name.removeprefix("failed-").partition(".")[0])

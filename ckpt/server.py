@@ -20,6 +20,7 @@ from pathlib import Path
 from transom_hpc.base.clock import Clock, SystemClock
 from transom_hpc.base.errors import CheckpointError, SaveError
 from transom_hpc.ckpt import commit, fence, h5file, manifest, orders, shm
+from transom_hpc.ckpt.bell import Bell
 from transom_hpc.ckpt.blank import Blanks
 from transom_hpc.ckpt.fence import Fence
 from transom_hpc.ckpt.files import Files
@@ -41,6 +42,11 @@ EXIT_LOST = 4
 """Exit status when a collective write has got stuck, and h5py with it: a new process can go on."""
 
 POLL_S = 0.03
+"""Between two looks where no bell rings."""
+
+LOOK_S = 0.1
+"""Between two looks where one would."""
+
 PULSE_S = 0.5
 ALONE_S = 5.0
 """Longest wait for a server before this one to let go of the folder."""
@@ -117,12 +123,15 @@ class Server:
                 return EXIT_NOT_ALONE
             self._clock.sleep(POLL_S)
         log.info("serving %s", self._path)
-        pulse_at, changed = self._clock.now(), 0
+        with Bell(self._path, self._clock) as bell:
+            return self._serve(held, bell)
+
+    def _serve(self, held: int, bell: Bell) -> int:
+        pulse_at, changed, rang = self._clock.now(), 0, False
         while os.fstat(held).st_nlink or self._in_hand:  # without a name: the folder was removed, or made anew
             pulse = self._clock.now() >= pulse_at
-            if (
-                changed != (changed := self._changed()) or pulse
-            ):  # two changes in one tick of the kernel's look like one
+            # two changes in one tick of the kernel's look like one
+            if changed != (changed := self._changed()) or pulse or rang:
                 self._look()
             if self._together is not None and self._together.lost and not self._in_hand:
                 log.error("%s", self._together.lost)
@@ -136,7 +145,7 @@ class Server:
                 for rank, alive in ranks:
                     if not alive:
                         self._give_up_for(rank)
-            self._clock.sleep(POLL_S)
+            rang = bell.wait(LOOK_S, POLL_S)
         return 0
 
     def _changed(self) -> int:
@@ -160,13 +169,16 @@ class Server:
         try:
             error: BaseException | None = None
             order: Order | None = None
+            left: Left | None = None
             try:
                 order = orders.decode(claim.order)
-                self._carry_out(order)
+                left = self._find(order)
+                self._carry_out(order, left)
             except BaseException as found:  # the program that asked for it reports it
                 log.info("%s: %s: %s", name, type(found).__name__, found)
                 error = found
             self._orders.answer(name, error)
+            del left  # giving its memory back takes time that nobody should wait for
             if not self._files.exists(self._path / name.rpartition(".")[0]):
                 self._orders.forget(name)  # its program is dead, or has given us up
             if error is None and order is not None and order.job.rank == 0:
@@ -177,11 +189,15 @@ class Server:
             claim.release()
             self._in_hand.discard(name)
 
-    def _carry_out(self, order: Order) -> None:
+    def _find(self, order: Order) -> Left:
         job = order.job
         left = read_left(Segment(self._path / order.segment, self._files))
         if left is None or (left.step, left.attempt) != (job.step, job.attempt):
             raise SaveError(f"step {job.step} was not saved: its bytes in shared memory have gone", step=job.step)
+        return left
+
+    def _carry_out(self, order: Order, left: Left) -> None:
+        job = order.job
         key = (job.directory, order.align_bytes, order.count)
         blanks = self._blanks.setdefault(key, Blanks(self._files, order.align_bytes, order.count))
         right = Fence(job.directory, job.attempt, self._files)

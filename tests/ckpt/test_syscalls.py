@@ -243,8 +243,8 @@ def one_rank(bench: Bench, scenario: str, every_error: bool) -> None:
     assert len(bench.points) > {"first": 170, "again": 170, "start": 150, "end": 25}[scenario]
     kinds = {line.split()[2] for line in calls}
     wanted = {
-        "first": {"pwrite", "fallocate", "ftruncate", "fsync", "rename", "create", "write", "statvfs", "close"},
-        "again": {"pwrite", "fsync", "rename", "create", "write", "statvfs", "close"},
+        "first": {"pwrite", "fallocate", "ftruncate", "fsync", "rename", "create", "statvfs", "close"},
+        "again": {"pwrite", "fsync", "rename", "create", "statvfs", "close"},
         "start": {"open", "create", "rename", "pread", "unlink", "rmdir", "mkdir", "stat"},
         "end": {"unlink", "close"},
     }[scenario]
