@@ -127,6 +127,8 @@ def test_a_server_is_killed_at_any_moment(
                 assert ckpt.save(step, state_at(step, rank))
             until(lambda pid=first: ended(pid) or all(ckpt._saver.idle(0.01) for ckpt in ckpts))
             if not ended(first):
+                time.sleep(0.3)  # one that is killed over its last calls lets go of its locks before it counts as ended
+            if not ended(first):
                 break
             server.wait(first)
             second = serve()
