@@ -164,7 +164,7 @@ def _alone(
     source.confirm()
     summed = {entry.name: entry for entry in source.entries()}
     whole = replace(outline, shards=tuple(replace(s, entry=summed[s.entry.name]) for s in outline.shards))
-    _finish(job, whole, offsets, wrote, fence, files, clock)
+    _finish(job, _describe(job, whole, offsets, wrote, files, clock), fence, files)
     return outline.bytes_of(0)
 
 
@@ -215,8 +215,9 @@ def _together(
         source.confirm()
         meeting.tell("written", sum(batch.nbytes for batch in batches))
     if agreed is not None:
+        text = _describe(job, agreed, offsets, wrote, files, clock)  # while the others may still be writing
         meeting.hear_all("written")
-        _finish(job, agreed, offsets, wrote, fence, files, clock)
+        _finish(job, text, fence, files)
     elif isinstance(meeting, FileMeeting):
         meeting.until_gone()
     return sum(batch.nbytes for batch in batches)
@@ -299,10 +300,8 @@ def _make_room(job: Job, agreed: Plan, deleted: Sequence[Path], files: Files) ->
         )
 
 
-def _finish(
-    job: Job, agreed: Plan, offsets: Mapping[str, int], writer: str, fence: Fence, files: Files, clock: Clock
-) -> None:
-    """Everything is on disk, by everybody: manifest, then the name. Rank 0 only."""
+def _describe(job: Job, agreed: Plan, offsets: Mapping[str, int], writer: str, files: Files, clock: Clock) -> bytes:
+    """The manifest. Rank 0 only."""
     whole = manifest.Manifest(
         step=job.step,
         attempt=job.attempt,
@@ -316,7 +315,12 @@ def _finish(
         saved_at=clock.wall().isoformat(timespec="seconds"),
         writer=writer,
     )
-    _write(job.temporary / manifest.FILE, manifest.encode(whole), files)
+    return manifest.encode(whole)
+
+
+def _finish(job: Job, text: bytes, fence: Fence, files: Files) -> None:
+    """Everything is on disk, by everybody: manifest, then the name. Rank 0 only."""
+    _write(job.temporary / manifest.FILE, text, files)
     _seal(job, fence, files)
 
 

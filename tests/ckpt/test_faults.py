@@ -63,6 +63,23 @@ def calls_of_a_save(directory: Path, before: Sequence[int]) -> list[str]:
         return list(hand.calls)
 
 
+def test_everything_is_on_disk_before_what_names_it(tmp_path: Path) -> None:
+    calls = calls_of_a_save(tmp_path / "run", (2,))
+    unfinished, temporary = ".manifest.json.tmp", next(c.split()[1] for c in calls if c.startswith("make_dir"))
+    wanted = [
+        "fsync data-00000.h5",
+        f"open {unfinished}",
+        f"pwrite {unfinished}",
+        f"fsync {unfinished}",
+        "rename manifest.json",
+        f"fsync_dir {temporary}",
+        "rename step-000000004",
+        "fsync_dir run",
+    ]
+    assert [call for call in calls if call in wanted][-len(wanted) :] == wanted
+    assert not [call for call in calls[calls.index(wanted[0]) :] if call == "pwrite data-00000.h5"]
+
+
 @pytest.mark.parametrize(
     ("before", "how", "errors"),
     [((2,), "allocate", ERRORS), ((1, 2), "remove", (errno.EIO,))],

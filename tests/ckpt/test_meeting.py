@@ -82,3 +82,21 @@ def test_the_end_of_the_meeting(tmp_path: Path) -> None:
     (tmp_path / "done").rmdir()
     with pytest.raises(Abandoned, match="rank 0 gave up and cleaned up"):
         second.until_gone()
+
+
+@pytest.mark.parametrize("after_s", [0.02, 0.3, 5.0, 100.0])
+def test_an_answer_is_found_soon_and_with_few_looks(tmp_path: Path, after_s: float) -> None:
+    class Counting(Files):
+        looks = 0
+
+        def names(self, path: Path) -> list[str]:
+            self.looks += 1
+            return super().names(path)
+
+    (tmp_path / "m").mkdir()
+    clock, files = Standing(), Counting()
+    first, second = (FileMeeting(tmp_path / "m", rank, 2, files, clock, 200.0, "") for rank in (0, 1))
+    clock.events = [(after_s, lambda: second.tell("held", 1))]
+    assert first.hear("held", 1) == 1
+    assert clock.time - after_s <= max(0.0011, min(0.09 * after_s, 0.051))
+    assert files.looks <= 60 + after_s / 0.05
