@@ -80,8 +80,8 @@ class Recovery:
             housekeeping.put_aside(self._directory, outcome.damaged, self._fence, self._files)
             meeting.tell("settled", outcome.step)
         meeting.hear("settled", 0)  # no rank may ask for a damaged step's name before it is free
+        self._slots.adopt(self._left)
         self._left = []
-        self._slots.adopt()
         return outcome
 
     def _room(self, nbytes: int) -> memoryview | None:

@@ -16,6 +16,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
 
 LANES = 8
 """Blocks on their way: while some are summed, as many as the disk wants are still being read."""
+
+_CACHED_BYTES = 256 << 10
+"""Summed and then copied: less than a core's own cache."""
 
 
 @dataclass(slots=True)
@@ -112,15 +116,14 @@ class Candidate:
         return found
 
     def examine_memory(self, entries: Sequence[Entry], places: Sequence[int], segment: Segment) -> Found:
-        """Compare all that is in a segment of this node. The live state is not touched."""
+        """Compare all that is in a segment of this node. The live state is not touched.
+
+        What goes into new arrays is copied in the same pass, while it is in the processor's cache.
+        """
         found = Found()
         held = {entry.name: (entry, at) for entry, at in zip(entries, places, strict=True)}
-        jobs = [
-            lambda e=entry, a=at, i=i, b=begin, n=end: _compare(segment, e, a, i, b, n, found)
-            for entry, at in held.values()
-            for i, (begin, end) in enumerate(blocks(entry.nbytes))
-        ]
-        lanes.run(jobs)
+        structure = [pair for pair in held.values() if pair[0].dtype == dtypes.JSON]
+        _compare(segment, structure, {}, found)
         if not found.good:
             return found
         documents = {
@@ -128,12 +131,25 @@ class Candidate:
             for name, (entry, at) in held.items()
             if entry.dtype == dtypes.JSON
         }
-        if self._fits(documents, {name: entry for name, (entry, _) in held.items()}, found):
-            self._bytes = {
-                name: lambda begin, end, at=at: segment.data(at + begin, at + end)  # type: ignore[misc]
-                for name, (_, at) in held.items()
-            }
+        if not self._fits(documents, {name: entry for name, (entry, _) in held.items()}, found):
+            return found
+        new = self._new_memory()
+        _compare(segment, [pair for pair in held.values() if pair[0].dtype != dtypes.JSON], new, found)
+        for name, (entry, at) in held.items():
+            whole = new[name] if name in new else segment.data(at, at + entry.nbytes)
+            self._bytes[name] = lambda begin, end, whole=whole: whole[begin:end]  # type: ignore[misc]
         return found
+
+    def _new_memory(self) -> dict[str, memoryview]:
+        """Memory of arrays that the state does not hold yet, by name: nobody sees it before the agreement."""
+        assert self._match is not None
+        rooms = {}
+        for name, targets in self._match.targets.items():
+            fresh = next((t for t in targets if t.fresh), None)
+            there = memory(fresh.array) if fresh is not None else None
+            if there is not None:
+                rooms[name] = there
+        return rooms
 
     def _documents(self, checkpoint: Checkpoint, mine: Sequence[Stored], found: Found) -> dict[str, Any]:
         """The structure, read and compared."""
@@ -175,14 +191,8 @@ class Candidate:
         rooms: dict[str, memoryview] = {
             name: memoryview(bytearray(stored[name].entry.nbytes)) for name in self._match.objects
         }
-        held: list[Stored] = []
-        for name, targets in self._match.targets.items():
-            fresh = next((t for t in targets if t.fresh), None)
-            there = memory(fresh.array) if fresh is not None else None
-            if there is not None:
-                rooms[name] = there
-            elif stored[name].entry.nbytes:
-                held.append(stored[name])
+        rooms |= self._new_memory()
+        held = [stored[n] for n in self._match.targets if n not in rooms and stored[n].entry.nbytes]
         spare = self._room(sum(align(item.entry.nbytes) for item in held)) if held else None
         if spare is not None:
             at = 0
@@ -276,9 +286,33 @@ def _transfer(
             lanes.run([lambda w=w: job(*w) for w in wanted], LANES)  # type: ignore[misc]
 
 
-def _compare(segment: Segment, entry: Entry, at: int, index: int, begin: int, end: int, found: Found) -> None:
-    if xxhash.xxh3_128_hexdigest(segment.data(at + begin, at + end)) != entry.sums[index]:
-        found.faults.append(str(Fault(segment.path.name, entry.name, None, at + begin, "the bytes have changed")))
+def _compare(segment: Segment, held: Sequence[tuple[Entry, int]], into: Mapping[str, memoryview], found: Found) -> None:
+    """Compare arrays in a segment with their checksums, and copy those for which there is room.
+
+    Args:
+        held: what is in it, and where.
+        into: memory of arrays that nobody sees yet, by name.
+    """
+
+    def job(entry: Entry, at: int, index: int, begin: int, end: int) -> None:
+        data, room = segment.data(at + begin, at + end), into.get(entry.name)
+        if room is None:
+            digest = xxhash.xxh3_128_hexdigest(data)
+        else:
+            summed = xxhash.xxh3_128()
+            for piece in range(0, end - begin, _CACHED_BYTES):
+                stop = min(piece + _CACHED_BYTES, end - begin)
+                summed.update(data[piece:stop])
+                _move(room[begin:end], data, piece, stop)
+            digest = summed.hexdigest()
+        if digest != entry.sums[index]:
+            found.faults.append(str(Fault(segment.path.name, entry.name, None, at + begin, "the bytes have changed")))
+
+    lanes.run(
+        partial(job, entry, at, index, begin, end)
+        for entry, at in held
+        for index, (begin, end) in enumerate(blocks(entry.nbytes))
+    )
 
 
 def memory(array: torch.Tensor | np.ndarray[Any, Any]) -> memoryview | None:

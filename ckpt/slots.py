@@ -209,11 +209,16 @@ class Slots:
                 found.append(left)
         return sorted(found, key=lambda item: (item.step, item.attempt), reverse=True)
 
-    def adopt(self) -> None:
+    def adopt(self, left: Sequence[Left] = ()) -> None:
         """Reuse the memory of earlier attempts: it is warm, and nobody else will.
 
         Not that which the checkpoint server still writes from: it goes when the server lets go.
+
+        Args:
+            left: segments that are mapped already. They become slots as they are: to map as much again takes as long as
+                to compare it.
         """
+        mapped = {item.segment.path: item.segment for item in left}
         orders = Orders(self._folder.path, self._files)
         with self._lock:
             for path in self._before():
@@ -223,7 +228,12 @@ class Slots:
                         self._files.remove(path)
                         continue
                     self._files.rename(path, empty.path)
-                    empty.open()
+                    segment = mapped.get(path)
+                    if segment is None:
+                        empty.open()
+                        continue
+                    segment.path = empty.path
+                    self._free[self._free.index(empty)] = segment
                 except (OSError, ValueError):
                     with contextlib.suppress(OSError):
                         self._files.remove(path)

@@ -161,3 +161,37 @@ def test_files_of_four_ranks(ranks: Any, directory: Path, tmp_path: Path) -> Non
         assert [said["start"] for said in done.said] == [2] * 4, name
         assert [said["same"] for said in done.said] == [5.0 + 0 + 1 + 2 + 3] * 4, name
         assert [c.step for c in list_checkpoints(directory)] == [2, 4], name
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_moments_that_the_optimizer_does_not_have_yet(
+    directory: Path, staging: Path, tmp_path: Path, caplog: Any, damaged: bool
+) -> None:
+    """They are copied while they are compared, into memory that is dropped where a bit is wrong."""
+
+    def program(seed: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(seed)
+        model = torch.nn.Linear(1000, 700)
+        return model, torch.optim.Adam(model.parameters())
+
+    model, optimizer = program(1)
+    model(torch.ones(1, 1000)).sum().backward()
+    optimizer.step()
+    with Checkpointer(directory, attempt="A1", shm=staging) as ckpt:
+        ckpt.save(1, {"model": model, "optimizer": optimizer}, block=True)
+        kept = [path for path in staging.glob("*-rank-00000.A1.*") if path.stat().st_size]
+        copies = [Path(shutil.copy2(path, tmp_path)) for path in kept]
+    for path, copy in zip(kept, copies, strict=True):
+        shutil.copy2(copy, path)
+        at = path.read_bytes().find(optimizer.state[model.weight]["exp_avg_sq"].numpy().tobytes())
+        if damaged and at >= 0:
+            flip(path, at + 2_000_001)
+    other, empty = program(2)
+    with Checkpointer(directory, attempt="A2", shm=staging) as ckpt:
+        caplog.set_level("INFO")
+        assert ckpt.restore({"model": other, "optimizer": empty}) == 1
+    assert f"restored step 1 from {'step-' if damaged else 'memory:A1'}" in caplog.text
+    assert torch.equal(other.weight, model.weight)
+    for before, after in zip(model.parameters(), other.parameters(), strict=True):
+        for moment in ("exp_avg", "exp_avg_sq"):
+            assert torch.equal(optimizer.state[before][moment], empty.state[after][moment])

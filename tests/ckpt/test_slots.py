@@ -54,3 +54,26 @@ def test_one_that_is_being_made_ready_is_waited_for(slots: Slots) -> None:
     preparing.join(10)
     slots.give(segment)
     slots.give(other)
+
+
+def test_what_an_earlier_program_left_becomes_a_slot_as_it_is_mapped(staging: Path, directory: Path) -> None:
+    folder = Folder(staging, False, Files())
+    folder.open()
+    before = Slots(folder, directory, 0, 1, "A1", Files(), None, 1)
+    segment, _ = before.take(200_000)
+    assert segment is not None
+    segment.array(0, 100_000)[:] = 7
+    segment.declare_whole(5, "A1", 100_000, before.table((), ()))
+    after = Slots(folder, directory, 0, 1, "A2", Files(), None, 1)
+    left = after.left()
+    assert [item.step for item in left] == [5]
+    after.adopt(left)
+    taken, _ = after.take(200_000)
+    assert taken is left[0].segment
+    assert taken.path.exists()
+    assert not segment.path.exists()
+    taken.array(0, 100_000)[:] = 8
+    assert taken.path.read_bytes().count(8) >= 100_000, "the name and the mapping are of two files"
+    after.close()
+    assert not list(staging.glob("*-rank-*"))
+    folder.close()
