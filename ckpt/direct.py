@@ -7,6 +7,7 @@ cache.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import mmap
 import os
@@ -27,8 +28,11 @@ from transom_hpc.ckpt.layout import PIECE_BYTES
 
 ALIGN = 4096
 
+_HUGE_BYTES = 2 << 20
+_HUGE_PAGE = 14  # MADV_HUGEPAGE
 _REFUSED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP)
 _buffers = threading.local()
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +222,27 @@ class Target:
 
 def room(nbytes: int) -> memoryview:
     """Fresh aligned memory, given back when nobody refers to it any more."""
-    return memoryview(mmap.mmap(-1, max(1, nbytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    made = memoryview(mmap.mmap(-1, max(1, nbytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    in_large_pages(address(made), len(made))
+    return made
+
+
+def in_large_pages(begin: int, nbytes: int) -> None:
+    """Ask for large pages for memory in which nothing is yet: it is then there, and given back, in a fraction of the time.
+
+    An advice: where the kernel does not follow it, nothing else changes. In a virtual machine whose host takes free
+    memory back, the first touch waits for the host, with large pages more than with scattered small ones.
+
+    Args:
+        begin: address of the first byte.
+        nbytes: how many.
+    """
+    if nbytes < _HUGE_BYTES:
+        return
+    # To whole pages outwards, so that memory that lies next to this is not cut off from it in the kernel's books.
+    page = begin // ALIGN * ALIGN
+    end = -(-(begin + nbytes) // ALIGN) * ALIGN
+    _libc.madvise(ctypes.c_void_p(page), ctypes.c_size_t(end - page), _HUGE_PAGE)
 
 
 def address(data: memoryview) -> int:
@@ -229,7 +253,7 @@ def address(data: memoryview) -> int:
 def buffer() -> memoryview:
     """This thread's aligned buffer, of PIECE_BYTES. Used by `put` and `get` where memory or length are odd."""
     if not hasattr(_buffers, "held"):
-        _buffers.held = memoryview(mmap.mmap(-1, PIECE_BYTES))
+        _buffers.held = room(PIECE_BYTES)
     held: memoryview = _buffers.held
     return held
 

@@ -36,12 +36,13 @@ def refusal(tensor: torch.Tensor) -> str:
 
 def empty(dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
     """A new tensor of this element type (see dtypes), with nothing in it yet; a large one begins on a page, so that it
-    can be read into past the page cache."""
+    can be read into past the page cache, and has large pages where there are any."""
     kind = getattr(torch, dtype)
     nbytes = math.prod(shape) * kind.itemsize
     if nbytes < _LARGE_BYTES:
         return torch.empty(shape, dtype=kind)
     base = torch.empty(nbytes + direct.ALIGN, dtype=torch.uint8)
+    direct.in_large_pages(base.data_ptr(), base.nbytes)
     skipped = -base.data_ptr() % direct.ALIGN
     strides = torch.empty(shape, dtype=kind, device="meta").stride()
     return torch.empty(0, dtype=kind).set_(base.untyped_storage(), skipped // kind.itemsize, shape, strides)

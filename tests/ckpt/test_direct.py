@@ -5,14 +5,17 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import pickle
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transom_hpc.ckpt.direct import Batch, DirectWriter, Target, pieces
+from transom_hpc.ckpt.direct import Batch, DirectWriter, Target, address, pieces, room
 from transom_hpc.ckpt.files import Files
+from transom_hpc.ckpt.tensors import empty
 
 MEMORY = memoryview(mmap.mmap(-1, 1 << 20))
 MEMORY[:] = os.urandom(1 << 20)
@@ -81,3 +84,31 @@ def test_reading_past_the_end_tells_how_much_there_was(tmp_path: Path, hand: str
         assert target.get(memoryview(bytearray(20_000)), 4096) == 5904
         assert target.get(memoryview(mmap.mmap(-1, 20_480)), 4096) == 5904
         assert target.get(memoryview(bytearray(5)), 20_000) == 0
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="a kernel without large pages")
+def test_large_memory_asks_for_large_pages() -> None:
+    made = room(8 << 20)
+    tensor = empty("float32", (3_000_000,))
+    for begin in (address(made), tensor.data_ptr()):
+        assert "hg" in flags(begin + (4 << 20))
+    tensor.fill_(3)
+    again = pickle.loads(pickle.dumps(tensor))
+    assert torch.equal(again, tensor)
+    tensor.resize_(4_000_000)
+    assert float(tensor[:3_000_000].min()) == 3
+    tensor.share_memory_()
+    assert float(tensor[:3_000_000].min()) == 3
+
+
+def flags(at: int) -> list[str]:
+    """What the kernel notes about the memory there."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        word = line.split()[0]
+        if "-" in word:
+            begin, end = (int(part, 16) for part in word.split("-"))
+            inside = begin <= at < end
+        elif inside and word == "VmFlags:":
+            return line.split()[1:]
+    raise AssertionError(f"nothing at {at:x}")
