@@ -228,7 +228,7 @@ def room(nbytes: int) -> memoryview:
 
 
 def in_large_pages(begin: int, nbytes: int) -> None:
-    """Ask for large pages for memory in which nothing is yet: it is then there, and given back, in a fraction of the time.
+    """Ask for large pages for memory in which nothing is yet: it is there, and given back, in a fraction of the time.
 
     An advice: where the kernel does not follow it, nothing else changes. In a virtual machine whose host takes free
     memory back, the first touch waits for the host, with large pages more than with scattered small ones.
