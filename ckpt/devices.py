@@ -57,7 +57,7 @@ def settle(leaves: Sequence[Leaf]) -> None:
 
 def on_gpu(leaf: Leaf) -> bool:
     """Whether the leaf is copied from a GPU in the background. What is on other devices is copied with a wait."""
-    return kinds.is_tensor(leaf.source) and leaf.source.device.type == "cuda"
+    return kinds.is_tensor(leaf.source) and leaf.source.is_cuda
 
 
 def _devices(leaves: Sequence[Leaf]) -> set[Any]:

@@ -14,11 +14,16 @@ import numpy as np
 if TYPE_CHECKING:
     import torch
 
+_torch: Any = None
+
 
 def loaded_torch() -> Any:
     """The torch module where the program has imported it, whole; None where it has not."""
-    found = sys.modules.get("torch")
-    return found if hasattr(found, "Tensor") and hasattr(found, "optim") else None
+    global _torch  # asked some times for each tensor of each save
+    if _torch is None:
+        found = sys.modules.get("torch")
+        _torch = found if hasattr(found, "Tensor") and hasattr(found, "optim") else None
+    return _torch
 
 
 def is_tensor(value: object) -> TypeGuard[torch.Tensor]:

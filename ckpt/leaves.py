@@ -28,7 +28,7 @@ def changed(leaf: Leaf) -> str:
 
 def is_here(leaf: Leaf) -> bool:
     """Whether its bytes are in this machine's memory."""
-    return not kinds.is_tensor(leaf.source) or leaf.source.device.type == "cpu"
+    return not kinds.is_tensor(leaf.source) or leaf.source.is_cpu
 
 
 def units(leaf: Leaf) -> list[tuple[int, int]]:
@@ -46,7 +46,7 @@ def in_place(leaf: Leaf) -> memoryview | None:
         if not source.flags.c_contiguous or leaf.nbytes == 0:
             return None
         return _memory(source.__array_interface__["data"][0], leaf.nbytes)
-    plain = source.device.type == "cpu" and source.is_contiguous() and not source.is_conj() and not source.is_neg()
+    plain = source.is_cpu and source.is_contiguous() and not source.is_conj() and not source.is_neg()
     return _memory(source.data_ptr(), leaf.nbytes) if plain and leaf.nbytes and source.data_ptr() else None
 
 

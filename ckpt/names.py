@@ -7,11 +7,13 @@ what HDF5 would misread is written as %XX, so that a name is always turned back 
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 _UNSAFE = re.compile("[%/\x00-\x1f\x7f\ud800-\udfff]")
 _ESCAPED = re.compile("%(u[0-9A-F]{4}|[0-9A-F]{2}|$)")
 
 
+@lru_cache(1 << 16)
 def escape(key: str) -> str:
     """One key as one part of a path."""
     if key == "":
@@ -30,7 +32,7 @@ def unescape(part: str) -> str:
 
 def join(parts: tuple[str, ...]) -> str:
     """The name for a path of keys; the state itself has the name of an empty key."""
-    return "/".join(escape(part) for part in parts) or "%"
+    return "/".join(map(escape, parts)) or "%"
 
 
 def shown(name: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from functools import lru_cache
 
 import numpy as np
 
@@ -60,7 +61,7 @@ def _pointer(leaf: Leaf) -> int:
     source = leaf.source
     if isinstance(source, np.ndarray):
         return int(source.__array_interface__["data"][0])
-    if kinds.is_tensor(source) and source.device.type == "cpu":
+    if kinds.is_tensor(source) and source.is_cpu:
         return int(source.data_ptr())
     return 0
 
@@ -74,13 +75,17 @@ def _together(leaf: Leaf) -> bool:
 
 def _spots(leaf: Leaf) -> list[tuple[int, int]]:
     """Offset from the pointer, and length, of each sample."""
-    if not _together(leaf):
-        return _scattered(leaf)
-    if leaf.nbytes <= WHOLE_BYTES:
-        return [(0, leaf.nbytes)]
+    return _spread(leaf.nbytes) if _together(leaf) else _scattered(leaf)
+
+
+@lru_cache
+def _spread(nbytes: int) -> list[tuple[int, int]]:
+    """The same where the bytes lie together."""
+    if nbytes <= WHOLE_BYTES:
+        return [(0, nbytes)]
     found = []
-    for begin in range(0, leaf.nbytes, BLOCK_BYTES):
-        last = min(begin + BLOCK_BYTES, leaf.nbytes) - SPOT_BYTES
+    for begin in range(0, nbytes, BLOCK_BYTES):
+        last = min(begin + BLOCK_BYTES, nbytes) - SPOT_BYTES
         found += [
             (begin + (last - begin) * i // (SPOTS - 1) if last > begin else max(0, last), SPOT_BYTES)
             for i in range(SPOTS)

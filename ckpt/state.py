@@ -258,7 +258,7 @@ class _Walker:
         why = tensors.refusal(tensor)
         if why:
             raise StateError(f"{names.place(parts)}: {why}", name=names.place(parts))
-        return dtypes.of_torch(str(tensor.dtype)) or ""
+        return tensors.dtype_of(tensor.dtype) or ""
 
     def _array(self, array: np.ndarray[Any, Any], parts: tuple[str, ...]) -> str:
         facts = array.__array_interface__
@@ -300,8 +300,8 @@ def _key(tensor: torch.Tensor) -> tuple[Any, ...]:
     try:
         return (
             tensor.data_ptr(),
-            str(tensor.device),
-            tuple(tensor.shape),
+            tensor.device,
+            tensor.shape,
             tensor.stride(),
             tensor.dtype,
             tensor.is_conj(),

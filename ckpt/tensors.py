@@ -6,6 +6,7 @@ Imports torch, so it is imported only where a tensor is at hand (see kinds).
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -17,19 +18,33 @@ from transom_hpc.ckpt import direct, dtypes
 _LARGE_BYTES = 1 << 20
 
 
+@lru_cache
+def dtype_of(dtype: torch.dtype) -> str | None:
+    """How an element type is called in a checkpoint (see dtypes); None where it can't be saved."""
+    return dtypes.of_torch(str(dtype))
+
+
+@lru_cache
+def _refusal_of_type(kind: type) -> str:
+    if issubclass(kind, torch.nn.parameter.UninitializedTensorMixin):
+        return "it has no shape yet; run its module once before, as on one batch"
+    if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:  # type: ignore[attr-defined]
+        return f"a {kind.__name__} has no storage of its own; save what it is made of"
+    return ""
+
+
 def refusal(tensor: torch.Tensor) -> str:
     """Why a tensor can't be saved, and what to do; empty where it can."""
-    if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
-        return "it has no shape yet; run its module once before, as on one batch"
-    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-        return f"a {type(tensor).__name__} has no storage of its own; save what it is made of"
+    why = _refusal_of_type(type(tensor))  # type: ignore[arg-type]  # a class can be hashed
+    if why:
+        return why
     if tensor.is_nested:
         return "a nested tensor can't be saved; save the tensors in it"
     if tensor.layout is not torch.strided:
         return f"a tensor of layout {tensor.layout} can't be saved; save its indices and values"
-    if tensor.device.type == "meta":
+    if tensor.is_meta:
         return "a tensor on the meta device has no data"
-    if tensor.is_quantized or dtypes.of_torch(str(tensor.dtype)) is None:
+    if tensor.is_quantized or dtype_of(tensor.dtype) is None:
         return f"element type {tensor.dtype} can't be saved; save its integer representation"
     return ""
 

@@ -107,6 +107,7 @@ def test_half_imported_torch_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = torch.ones(1)
     assert kinds.is_tensor(tensor)
     assert kinds.is_array(tensor)
+    monkeypatch.setattr(kinds, "_torch", None)  # not looked for before
     monkeypatch.setitem(sys.modules, "torch", type(sys)("torch"))
     assert not kinds.is_tensor(tensor)
     assert not kinds.is_module(tensor)
