@@ -72,13 +72,22 @@ class Disk:
         """Read it."""
         return self._seconds(os.O_RDONLY, self._shape[os.O_RDONLY])
 
-    def _seconds(self, flags: int, shape: tuple[int, int]) -> float:
+    def fill_seconds(self) -> float:
+        """Read it into memory that nobody has touched, as a program that starts must: in large pages where there are
+        any."""
+        room = mmap.mmap(-1, self._size)
+        room.madvise(mmap.MADV_HUGEPAGE)
+        return self._seconds(os.O_RDONLY, self._shape[os.O_RDONLY], memoryview(room))
+
+    def _seconds(self, flags: int, shape: tuple[int, int], fresh: memoryview | None = None) -> float:
         piece, count = shape
         fd = os.open(self._path, flags | os.O_CREAT | os.O_DIRECT, 0o600)
 
         def lane(number: int) -> None:
             room = self._rooms[number][:piece]
             for at in range(number * piece, self._size, count * piece):
+                if fresh is not None:
+                    room = fresh[at : at + piece]
                 done = os.pwrite(fd, room, at) if flags == os.O_WRONLY else os.preadv(fd, [room], at)
                 if done != piece:
                     raise OSError("a short transfer")

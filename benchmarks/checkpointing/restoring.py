@@ -32,7 +32,7 @@ def measure(scale: Scale, ground: Ground) -> list[Figure]:
         if path is not None:
             other.save(saved, path)
             loads |= {name: (load, path) for name, load in other.load.items()}
-    jobs: dict[str, Job] = {"disk": disk.read_seconds}
+    jobs: dict[str, Job] = {"disk": disk.read_seconds, "fill": disk.fill_seconds}
     for name, (load, path) in loads.items():
         _check(name, load, path, saved)
         jobs[name] = partial(_cold, load, path, scale.elements)
@@ -66,7 +66,11 @@ def _cold(load: Load, path: Path, elements: int) -> float:
 def _cold_figures(rounds: Rounds, nbytes: int, loads: list[str]) -> list[Figure]:
     part, values = "cold restore, one rank", rounds.values
     disk = f"disk {rate(nbytes, rounds.middle('disk'))}"
-    found = [figure(part, "share of the disk's rate", ratios(values["disk"], values["ours"]), "", Bar(0.85), disk)]
+    fill = f"disk to new memory {rate(nbytes, rounds.middle('fill'))}"
+    found = [
+        figure(part, "share of the disk's rate", ratios(values["disk"], values["ours"]), "", Bar(0.85), disk),
+        figure(part, "share of its rate into new memory", ratios(values["fill"], values["ours"]), "", None, fill),
+    ]
     best = rounds.best([name for name in loads if name != "ours"])
     for name in loads:
         if name != "ours":
