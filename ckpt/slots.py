@@ -166,15 +166,14 @@ class Slots:
 
     def allow(self, nbytes: int) -> bool:
         """Whether a slot of this size could be made now, so that other memory may be taken for a moment instead."""
-        free = budget.room(budget.read(self._folder.path), self._local_ranks, self._limit, self._held())
-        return shm.HEADER_BYTES + shm.align(nbytes) <= free
+        return shm.HEADER_BYTES + shm.align(nbytes) <= self._room()
 
     def _fits(self, segment: Segment, nbytes: int) -> str:
         """Make room in a slot, or tell why there is none."""
         need = shm.HEADER_BYTES + shm.align(nbytes)
         grow = need - shm.HEADER_BYTES - segment.capacity
         if grow > 0:
-            free = budget.room(budget.read(self._folder.path), self._local_ranks, self._limit, self._held())
+            free = self._room()
             if grow > free:
                 return (
                     f"staging takes {need / 1e6:.0f} MB of shared memory and {free / 1e6:.0f} MB may be used"
@@ -244,6 +243,10 @@ class Slots:
             for path in self._folder.segments(self.prefix)
             if fence.is_before(path.name.removeprefix(self.prefix).rpartition(".")[0], self._attempt)
         ]
+
+    def _room(self) -> int:
+        """Bytes by which the slots may grow now."""
+        return budget.room(budget.read(self._folder.path), self._local_ranks, self._limit, self._held())
 
     def _held(self) -> int:
         return sum(path.stat().st_size for path in self._folder.segments(f"{self.prefix}{self._attempt}."))
