@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import numpy
@@ -64,10 +65,10 @@ def test_server_killed_while_a_save_is_under_way(runs: Runs, unhurt: Unhurt) -> 
     run.wait_end()
     assert same_bits(run.field(), unhurt(120, 3)), run.story()
     assert run.entries("restart") == []
-    assert run.entries("server")[0].facts == {
-        "problem": "the checkpoint server ended (exit status 137) and is started again",
-        "lasting": False,
-    }
+    facts = run.entries("server")[0].facts
+    # Killed itself (137), or ended by Slurm with the rest of its step (143): what srun reports depends on which it hears of first.
+    assert re.fullmatch(r"the checkpoint server ended \(exit status 1(37|43)\) and is started again", facts["problem"])
+    assert not facts["lasting"]
     assert "was not saved" not in run.story()
 
 
