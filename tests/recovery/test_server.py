@@ -66,7 +66,7 @@ def test_server_killed_while_a_save_is_under_way(runs: Runs, unhurt: Unhurt) -> 
     assert same_bits(run.field(), unhurt(120, 3)), run.story()
     assert run.entries("restart") == []
     facts = run.entries("server")[0].facts
-    # Killed itself (137), or ended by Slurm with the rest of its step (143): srun reports the one that it hears of first.
+    # Killed itself (137), or ended by Slurm with the rest of its step (143): srun tells what it hears of first.
     assert re.fullmatch(r"the checkpoint server ended \(exit status 1(37|43)\) and is started again", facts["problem"])
     assert not facts["lasting"]
     assert "was not saved" not in run.story()
