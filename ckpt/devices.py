@@ -61,4 +61,4 @@ def on_gpu(leaf: Leaf) -> bool:
 
 
 def _devices(leaves: Sequence[Leaf]) -> set[Any]:
-    return {leaf.source.device for leaf in leaves if kinds.is_tensor(leaf.source) and on_gpu(leaf)}
+    return {leaf.source.device for leaf in leaves if on_gpu(leaf)}  # type: ignore[union-attr]

@@ -28,7 +28,7 @@ def loaded_torch() -> Any:
 
 def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
     """Whether it is a torch tensor."""
-    found = loaded_torch()
+    found = _torch or loaded_torch()
     return found is not None and isinstance(value, found.Tensor)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -36,9 +37,12 @@ class Samples:
 
     def __init__(self, leaf: Leaf) -> None:
         self._leaf = leaf
-        self._pointer = _pointer(leaf)
-        spots = _spots(leaf) if self._pointer else []
-        self._taken = [(at, ctypes.string_at(self._pointer + at, count)) for at, count in spots]
+        self._pointer = pointer = _pointer(leaf)
+        self._together = _together(leaf)
+        spots: Sequence[tuple[int, int]] = ()
+        if pointer:
+            spots = _spread(leaf.nbytes) if self._together else _scattered(leaf)
+        self._taken = [(at, ctypes.string_at(pointer + at, count)) for at, count in spots]
 
     def moved(self) -> bool:
         """Whether the array has other memory now, and the old one may be gone."""
@@ -48,11 +52,10 @@ class Samples:
         """Whether bytes [begin, end) differ, where they were looked at; all where elements do not lie together."""
         if self.moved():
             return True
-        together = _together(self._leaf)
         return any(
             ctypes.string_at(self._pointer + at, len(was)) != was
             for at, was in self._taken
-            if not together or begin <= at < end
+            if not self._together or begin <= at < end
         )
 
 
@@ -73,14 +76,9 @@ def _together(leaf: Leaf) -> bool:
     return not kinds.is_tensor(source) or source.is_contiguous()
 
 
-def _spots(leaf: Leaf) -> list[tuple[int, int]]:
-    """Offset from the pointer, and length, of each sample."""
-    return _spread(leaf.nbytes) if _together(leaf) else _scattered(leaf)
-
-
 @lru_cache
 def _spread(nbytes: int) -> list[tuple[int, int]]:
-    """The same where the bytes lie together."""
+    """Offset from the pointer, and length, of each sample, where the bytes lie together."""
     if nbytes <= WHOLE_BYTES:
         return [(0, nbytes)]
     found = []
@@ -94,7 +92,7 @@ def _spread(nbytes: int) -> list[tuple[int, int]]:
 
 
 def _scattered(leaf: Leaf) -> list[tuple[int, int]]:
-    """Single elements, since what lies between them may be someone else's."""
+    """The same where they don't: single elements, since what lies between them may be someone else's."""
     source = leaf.source
     if isinstance(source, np.ndarray):
         strides, width = source.strides, source.itemsize

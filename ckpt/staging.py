@@ -68,7 +68,10 @@ class Source(Protocol):
 def outline(leaves: Sequence[Leaf]) -> list[Entry]:
     """What is held, before any checksum is known."""
     return [
-        Entry(leaf.name, leaf.dtype, leaf.shape, leaf.shape, (0,) * len(leaf.shape), leaf.nbytes, ()) for leaf in leaves
+        Entry(leaf.name, leaf.dtype, leaf.shape, leaf.shape, (0,) * len(leaf.shape), leaf.nbytes, ())
+        if leaf.global_shape is None or leaf.start is None
+        else Entry(leaf.name, leaf.dtype, leaf.shape, leaf.global_shape, leaf.start, leaf.nbytes, ())
+        for leaf in leaves
     ]
 
 

@@ -16,6 +16,7 @@ import pickle
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 Node = Any
 """JSON that stands for a part of the state."""
+
+_SCALARS = frozenset((type(None), bool, int, float, str, complex))
+_AS_THEY_ARE = frozenset((type(None), bool, int, str))
 
 INLINE_BYTES = 256
 """`bytes` up to this long are written into the structure, longer ones get a dataset."""
@@ -52,9 +56,10 @@ class Leaf:
         name: in the file (see layout.Entry).
         source: the live tensor or array, or bytes that nobody else holds.
         dtype: element type (see dtypes).
-        shape: of the whole array.
+        shape: of what is here.
         lazy: whether it stays as it is until `before_update` is called, as by the optimizer's next step.
         version: of the tensor when the state was walked; None where it has no counter.
+        global_shape, start: of the array of which this is a part, and where it begins there; None where it is whole.
     """
 
     name: str
@@ -64,6 +69,8 @@ class Leaf:
     nbytes: int
     lazy: bool = False
     version: int | None = None
+    global_shape: tuple[int, ...] | None = None
+    start: tuple[int, ...] | None = None
 
 
 @dataclass(slots=True)
@@ -106,11 +113,13 @@ def keyed(mapping: dict[Any, Any], parts: tuple[str, ...]) -> Iterator[tuple[Any
 
     A key that is no text stands as its repr, unless another key of the dict is that text.
     """
-    taken = {key for key in mapping if type(key) is str}
+    taken: set[str] | None = None
     for key, value in mapping.items():
         if type(key) is str:
             yield key, key, value
             continue
+        if taken is None:
+            taken = {other for other in mapping if type(other) is str}
         if not is_scalar(key) and type(key) is not tuple:
             raise StateError(
                 f"{names.place(parts)}: a key of type {type(key).__name__} can't be saved; use text or numbers as keys",
@@ -125,7 +134,7 @@ def keyed(mapping: dict[Any, Any], parts: tuple[str, ...]) -> Iterator[tuple[Any
 
 def is_scalar(value: Any) -> bool:
     """Whether the value is written into the structure as it stands."""
-    return value is None or type(value) in (bool, int, float, str, complex)
+    return type(value) in _SCALARS
 
 
 def scalar(value: Any) -> Node:
@@ -155,8 +164,10 @@ class _Walker:
         self.walked = walked
         self._arrays_later = arrays_later
         self.owned: set[tuple[Any, ...]] = set()
+        self._keys: dict[int, tuple[Any, ...]] = {}  # of the tensors that optimizers hold, by their id
         self._names: dict[tuple[Any, ...], str] = {}
         self._inside: set[int] = set()
+        self._tensors: ModuleType | None = None
 
     def find_optimizers(self, value: Any, depth: int = 0) -> None:
         """What optimizers own stays unchanged until their next step. Looked for before the walk, since the model
@@ -164,10 +175,11 @@ class _Walker:
         if kinds.is_optimizer(value):
             self.walked.optimizers.append(value)
             for group in value.param_groups:
-                self.owned.update(_key(p) for p in group["params"])
+                self.owned.update(map(_key, group["params"]))
             for held in value.state.values():
                 if isinstance(held, dict):
-                    self.owned.update(_key(t) for t in held.values() if kinds.is_tensor(t))
+                    self._keys.update((id(t), _key(t)) for t in held.values() if kinds.is_tensor(t))
+            self.owned.update(self._keys.values())
         elif depth < 8 and isinstance(value, dict):
             for item in value.values():
                 self.find_optimizers(item, depth + 1)
@@ -176,12 +188,12 @@ class _Walker:
                 self.find_optimizers(item, depth + 1)
 
     def node(self, value: Any, parts: tuple[str, ...]) -> Node:
-        if value is None or type(value) in (bool, int, str):
+        if type(value) in _AS_THEY_ARE:
             return value
-        if is_scalar(value):
-            return scalar(value)
         if kinds.is_tensor(value):
             return ["tensor", self._tensor(value, parts)]
+        if is_scalar(value):
+            return scalar(value)
         if isinstance(value, np.ndarray) and not value.dtype.hasobject:
             return ["array", self._array(value, parts)]
         if isinstance(value, np.generic) and not value.dtype.hasobject:
@@ -241,24 +253,26 @@ class _Walker:
 
     def _tensor(self, tensor: torch.Tensor, parts: tuple[str, ...]) -> str:
         dtype = self._tensor_dtype(tensor, parts)
-        key = _key(tensor)
+        key = self._keys.get(id(tensor)) or _key(tensor)
         name = "tensors/" + names.join(parts)
-        known = self._names.setdefault(key, name) if tensor.numel() else name
+        nbytes = tensor.nbytes
+        known = self._names.setdefault(key, name) if nbytes else name
         if known == name:
             counted = not tensor.is_inference()
-            lazy = counted and key in self.owned and tensor.numel() > 0
+            lazy = counted and nbytes > 0 and key in self.owned
             version = tensor._version if counted else None
-            nbytes = tensor.numel() * tensor.element_size()
             self.walked.leaves.append(Leaf(name, tensor.detach(), dtype, tuple(tensor.shape), nbytes, lazy, version))
         return known
 
     def _tensor_dtype(self, tensor: torch.Tensor, parts: tuple[str, ...]) -> str:
-        from transom_hpc.ckpt import tensors
+        if self._tensors is None:  # once a walk, since importing takes a microsecond each time
+            from transom_hpc.ckpt import tensors
 
-        why = tensors.refusal(tensor)
+            self._tensors = tensors
+        why = self._tensors.refusal(tensor)
         if why:
             raise StateError(f"{names.place(parts)}: {why}", name=names.place(parts))
-        return tensors.dtype_of(tensor.dtype) or ""
+        return self._tensors.dtype_of(tensor.dtype) or ""
 
     def _array(self, array: np.ndarray[Any, Any], parts: tuple[str, ...]) -> str:
         facts = array.__array_interface__
@@ -298,15 +312,9 @@ class _Walker:
 def _key(tensor: torch.Tensor) -> tuple[Any, ...]:
     """The same for two tensors that are the same memory seen the same way: tied weights, detached aliases."""
     try:
-        return (
-            tensor.data_ptr(),
-            tensor.device,
-            tensor.shape,
-            tensor.stride(),
-            tensor.dtype,
-            tensor.is_conj(),
-            tensor.is_neg(),
-        )
+        dtype = tensor.dtype
+        flipped = tensor.is_neg(), dtype.is_complex and tensor.is_conj()
+        return tensor.data_ptr(), tensor.device, tensor.shape, tensor.stride(), dtype, flipped
     except (RuntimeError, ValueError):  # no storage, or no shape yet: refused later, by name
         return (id(tensor),)
 

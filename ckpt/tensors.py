@@ -40,12 +40,17 @@ def refusal(tensor: torch.Tensor) -> str:
         return why
     if tensor.is_nested:
         return "a nested tensor can't be saved; save the tensors in it"
-    if tensor.layout is not torch.strided:
-        return f"a tensor of layout {tensor.layout} can't be saved; save its indices and values"
-    if tensor.is_meta:
+    return _refusal_of_layout(tensor.layout, tensor.dtype, tensor.device)
+
+
+@lru_cache
+def _refusal_of_layout(layout: torch.layout, dtype: torch.dtype, device: torch.device) -> str:
+    if layout is not torch.strided:
+        return f"a tensor of layout {layout} can't be saved; save its indices and values"
+    if device.type == "meta":
         return "a tensor on the meta device has no data"
-    if tensor.is_quantized or dtype_of(tensor.dtype) is None:
-        return f"element type {tensor.dtype} can't be saved; save its integer representation"
+    if dtype_of(dtype) is None:  # quantized ones among them
+        return f"element type {dtype} can't be saved; save its integer representation"
     return ""
 
 

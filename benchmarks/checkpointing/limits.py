@@ -36,7 +36,7 @@ class Copy:
         pairs = list(zip(self._sources, self._targets, strict=True))
         jobs = [lambda a=a, b=b: ctypes.memmove(b.ctypes.data, a.ctypes.data, a.nbytes) for a, b in pairs]
         before = time.perf_counter()
-        _together(jobs, threads)
+        together(jobs, threads)
         return time.perf_counter() - before
 
 
@@ -94,14 +94,14 @@ class Disk:
 
         try:
             before = time.perf_counter()
-            _together([partial(lane, number) for number in range(count)], count)
+            together([partial(lane, number) for number in range(count)], count)
             os.fsync(fd)
             return (time.perf_counter() - before) * self._nbytes / self._size
         finally:
             os.close(fd)
 
 
-def _together(jobs: Sequence[Callable[[], object]], threads: int) -> None:
+def together(jobs: Sequence[Callable[[], object]], threads: int) -> None:
     """Do all jobs; the caller's thread is one of so many."""
     waiting = list(reversed(jobs))
     errors: list[BaseException] = []

@@ -40,13 +40,16 @@ def measure(scale: Scale, ground: Ground) -> list[Figure]:
         server(shm),
         Checkpointer(ground.fresh(), keep=1) as alone,
         Checkpointer(ground.fresh(), keep=1, shm=shm) as ckpt,
+        Checkpointer(ground.fresh(), keep=1) as least,
     ):
         ours, served = Ours(alone, state), Ours(ckpt, state)
+        tiny = Ours(least, State(1))
         jobs: dict[str, Job] = {
             "disk": disk.write_seconds,
             "copy": copy.seconds,
             "stall": lambda: ours.stall(train, products),
             "short stall": lambda: ours.stall(train, 0),
+            "tiny": lambda: tiny.stall(train, products),
             "durable": ours.durable,
             "stall, served": lambda: served.stall(train, products),
             "durable, served": served.durable,
@@ -95,6 +98,7 @@ def _stalls(rounds: Rounds, ways: list[str], best: str, others: list[str], nbyte
     copy = f"copy {rate(nbytes, rounds.middle('copy'))}"
     ours = values["stall"]
     found = [figure(part, "ours", [s * 1e3 for s in ours], "ms", None, copy)]
+    found.append(figure(part, "ours, arrays of one element", [s * 1e3 for s in values["tiny"]], "ms", None, copy))
     served = [s * 1e3 for s in values["stall, served"]]
     found.append(figure(part, "ours, with a checkpoint server", served, "ms", None, copy))
     for way in ways:  # at its default, and at its best

@@ -88,22 +88,25 @@ def from_memory(scale: Scale, ground: Ground, torch_load: list[float]) -> list[F
     directory, shm = ground.fresh(), ground.memory()
     say("restore from own memory, saving")
     program.run("save", directory, shm, scale.elements)
-    there, started, copy = [], [], []
+    there, started, copy, passes = [], [], [], []
     for number in range(len(torch_load)):
         say(f"restore from own memory, round {number + 1} of {len(torch_load)}")
         found = program.run("restore", directory, shm, scale.elements, *(["--check"] if number == 0 else []))
         there.append(found["restore"])
         copy.append(found["copy"])
+        passes.append(found["passes"])
         started.append(program.run("restore", directory, shm, scale.elements, "--fresh")["restore"])
     gone(directory)
     gone(shm)
     part = "restore from own memory, one rank"
     nbytes = State.bytes_of(scale.elements)
     limit = f"copy {rate(nbytes, sorted(copy)[len(copy) // 2])}"
+    least = f"map, sum and copy alone {rate(nbytes, sorted(passes)[len(passes) // 2])}"
     fresh = "share, optimizer without moments"
     return [
         figure(part, "share of the copy's rate", ratios(copy, there), "", Bar(0.7), limit),
         figure(part, fresh, ratios(copy, started), "", None, limit),
+        figure(part, "share of map, sum and copy alone", ratios(passes, there), "", None, least),
         figure(part, "cold torch.load / ours", ratios(torch_load, there), "x", None, limit),
         figure(part, "the same, without moments", ratios(torch_load, started), "x", None, limit),
     ]
