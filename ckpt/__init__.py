@@ -12,12 +12,14 @@ if not __name__.startswith("transom_hpc."):
     raise ImportError("import transom_hpc.ckpt, not ckpt: a second copy of every class would be made")
 
 if TYPE_CHECKING:
+    from transom_hpc.ckpt.block import Block
     from transom_hpc.ckpt.catalog import Checkpoint, Fault, list_checkpoints, read_checkpoint, verify
     from transom_hpc.ckpt.checkpointer import Checkpointer, SaveWarning
     from transom_hpc.ckpt.retention import Keep
     from transom_hpc.ckpt.rng import RngState, rng_state
 
 _WHERE = {
+    "Block": "block",
     "Checkpoint": "catalog",
     "Checkpointer": "checkpointer",
     "Fault": "catalog",
@@ -31,6 +33,7 @@ _WHERE = {
 }
 
 __all__ = [
+    "Block",
     "Checkpoint",
     "Checkpointer",
     "Fault",

@@ -10,14 +10,16 @@ import base64
 import importlib
 import pickle
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from transom_hpc.base.errors import StateError
 from transom_hpc.ckpt import dtypes, kinds, names
+from transom_hpc.ckpt.block import Block, block_of
+from transom_hpc.ckpt.borrow import BORROWED, overlaid
 from transom_hpc.ckpt.layout import Entry
 from transom_hpc.ckpt.state import Node, Stateful, keyed, walk
 
@@ -36,11 +38,15 @@ class Target:
 
     Args:
         array: the live tensor or array, or a new one.
+            Never a DTensor: of one it is what this rank holds.
         fresh: whether it is new, so that bytes may be put in before they are verified.
+        start, shape: which box of the whole stored array it wants; shape is the array's own.
     """
 
     array: torch.Tensor | np.ndarray[Any, Any]
     fresh: bool
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -51,7 +57,9 @@ class Match:
         targets: for each stored array that is wanted, where it goes.
         objects: names of pickled objects that are wanted.
         missing: places of the live state for which nothing is stored.
-        extra: what is stored and has no place in the live state.
+        extra: what this rank stored and has no place in the live state.
+        elsewhere: what only other ranks stored and has no place in the live state of this one. Of this and `extra`,
+            what all ranks have no place for fits nowhere.
         misshaped: what is stored with another shape, type or kind.
     """
 
@@ -59,6 +67,7 @@ class Match:
     objects: dict[str, bytes] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
     extra: list[str] = field(default_factory=list)
+    elsewhere: list[str] = field(default_factory=list)
     misshaped: list[str] = field(default_factory=list)
     _ready: list[Ready] = field(default_factory=list)
 
@@ -81,14 +90,21 @@ class Match:
             ready()
 
 
-def match(structure: Mapping[str, Node], entries: Mapping[str, Entry], state: Any, unpickle: bool = False) -> Match:
+def match(
+    structure: Mapping[str, Node],
+    entries: Mapping[str, Entry],
+    state: Any,
+    unpickle: bool = False,
+    others: Sequence[Mapping[str, Node]] = (),
+) -> Match:
     """Hold a stored state against the live one. Changes nothing.
 
     Args:
-        structure: documents for each outermost key, as `state.walk` made them.
-        entries: what is stored, by name.
+        structure: this rank's documents for each outermost key, as `state.walk` made them.
+        entries: by name, each array as a whole, also where it is kept in parts, if this rank can have it.
         state: the live state.
         unpickle: whether to unpickle objects also where the live state holds none of that type.
+        others: documents of other ranks which differ from those of this one: what its own ones lack is looked up there.
 
     Raises:
         StateError: the live state itself can't be a target (a lambda, a tensor without storage).
@@ -96,12 +112,16 @@ def match(structure: Mapping[str, Node], entries: Mapping[str, Entry], state: An
     walk(state)  # what could not be saved can't be restored either; named here, before anything is read
     matcher = _Matcher(entries, unpickle)
     found = matcher.found
-    root = structure.get(names.join(()))
-    if root is not None and root[0] == "root":
+    documents = overlaid(structure, others)
+    root, _ = documents.get(names.join(()), ([""], False))
+    if root[0] == "root":
         ready = matcher.node(root[1], state, (), "inplace")
         found._ready.append(lambda: _same(ready(), state))
         return found
-    items = [[document[1], names.unescape(key), document[2]] for key, document in structure.items()]
+    items = [
+        [document[1], names.unescape(key), document[2], *([BORROWED] if borrowed else [])]
+        for key, (document, borrowed) in documents.items()
+    ]
     ready = matcher.mapping(items, state, (), "inplace")
     found._ready.append(lambda: _same(ready(), state))
     return found
@@ -120,7 +140,7 @@ class _Matcher:
         self.found = Match()
         self._entries = entries
         self._unpickle = unpickle
-        self._built: dict[str, torch.Tensor | np.ndarray[Any, Any]] = {}
+        self._built: dict[Any, torch.Tensor | np.ndarray[Any, Any]] = {}
 
     def node(self, node: Node, live: Any, parts: tuple[str, ...], how: str) -> Ready:
         if not isinstance(node, list):
@@ -155,12 +175,12 @@ class _Matcher:
             return lambda: live
         ready: list[tuple[Any, Ready]] = []
         stored = set()
-        for key_node, text, node in items:
+        for key_node, text, node, *borrowed in items:
             key = plain(key_node)
             stored.add(_typed(key))
             here = (*parts, text)
             if key not in held and how == "inplace":
-                self.found.extra.append(names.place(here))
+                (self.found.elsewhere if borrowed else self.found.extra).append(names.place(here))
                 continue
             ready.append((key, self.node(node, held.get(key, _ABSENT), here, how)))
         if how == "inplace":
@@ -220,33 +240,43 @@ class _Matcher:
         if kind in ("longbytes", "longbytearray"):
             whole = self._new(entry)
             return lambda: (bytes if kind == "longbytes" else bytearray)(np.asarray(whole).tobytes())
-        is_tensor = dtypes.is_torch(entry.dtype)
-        if how == "inplace" or (how == "reuse" and kinds.is_array(live)):
-            other = _difference(entry, live, is_tensor)
-            if other and how == "inplace":
+        here = block_of(live)
+        fresh: Callable[[torch.Tensor | np.ndarray[Any, Any]], Any] | None = None
+        if how == "inplace" or here is not None:
+            other = _difference(entry, live, here)
+            if not other and here is not None:
+                fresh = _in_the_image_of(live)
+                if how != "build" and (kinds.is_tensor(here.array) or here.array.flags.writeable):
+                    target = Target(here.array, False, here.start, tuple(here.array.shape))
+                    self.found.targets.setdefault(name, []).append(target)
+                    return lambda: live
+            elif how == "inplace" or (how == "reuse" and "shape" in other):
                 self.found.misshaped.append(f"{names.place(parts)} ({other})")
-                return lambda: live
-            if not other and not (isinstance(live, np.ndarray) and not live.flags.writeable):
-                self.found.targets.setdefault(name, []).append(Target(live, fresh=False))
-                return lambda: live
-            if how == "reuse" and "shape" in other:
-                self.found.misshaped.append(f"{names.place(parts)} ({other})")
-        new = self._new(entry)
-        return lambda: new
+                if how == "inplace":
+                    return lambda: live
+        if fresh is None:
+            new = self._new(entry)
+            return lambda: new
+        part = self._new(entry, here)
+        return lambda: fresh(part)
 
-    def _new(self, entry: Entry) -> torch.Tensor | np.ndarray[Any, Any]:
-        """A new array for a stored one; the same one for the same name, so that what was tied is tied again."""
-        if entry.name not in self._built:
+    def _new(self, entry: Entry, block: Block | None = None) -> torch.Tensor | np.ndarray[Any, Any]:
+        """A new array for a stored one, or for a part of it; the same one for the same name and part, so that what was
+        tied is tied again."""
+        shape = tuple(block.array.shape) if block is not None else entry.global_shape
+        start = block.start if block is not None else (0,) * len(shape)
+        key = (entry.name, start, shape)
+        if key not in self._built:
             new: torch.Tensor | np.ndarray[Any, Any]
             if dtypes.is_torch(entry.dtype):
                 from transom_hpc.ckpt import tensors
 
-                new = tensors.empty(entry.dtype, entry.global_shape)
+                new = tensors.empty(entry.dtype, shape)
             else:
-                new = np.empty(entry.global_shape, dtype=dtypes.numpy_dtype(entry.dtype))
-            self._built[entry.name] = new
-            self.found.targets.setdefault(entry.name, []).append(Target(new, fresh=True))
-        return self._built[entry.name]
+                new = np.empty(shape, dtype=dtypes.numpy_dtype(entry.dtype))
+            self._built[key] = new
+            self.found.targets.setdefault(entry.name, []).append(Target(new, True, start, shape))
+        return self._built[key]
 
     def _pickled(self, name: str, live: Any, parts: tuple[str, ...]) -> Ready:
         if name not in self._entries:
@@ -326,14 +356,31 @@ def _named(where: str) -> Any:
     return found
 
 
-def _difference(entry: Entry, live: Any, is_tensor: bool) -> str:
+def _difference(entry: Entry, live: Any, here: Block | None) -> str:
     """Why the stored array can't be put into the live one; empty where it can."""
     stored = f"stored: {list(entry.global_shape)} {entry.dtype}"
-    if not (kinds.is_tensor(live) if is_tensor else isinstance(live, np.ndarray)):
+    if here is None and kinds.is_dtensor(live):
+        return ""  # other ranks hold all of it
+    array = here.array if here is not None else None
+    if dtypes.is_torch(entry.dtype):
+        dtype = dtypes.of_torch(str(array.dtype)) if kinds.is_tensor(array) else ""
+    else:
+        dtype = dtypes.of_numpy(array.dtype) if isinstance(array, np.ndarray) else ""
+    if here is None or dtype == "":
         return f"{stored}; here: {'nothing' if live is _ABSENT else type(live).__name__}"
-    dtype = dtypes.of_torch(str(live.dtype)) if is_tensor else dtypes.of_numpy(live.dtype)
-    if tuple(live.shape) != entry.global_shape:
-        return f"{stored}; here: shape {list(live.shape)}"
+    if here.global_shape != entry.global_shape:
+        return f"{stored}; here: shape {list(here.global_shape)}"
     if dtype != entry.dtype:
         return f"{stored}; here: {dtype}"
     return ""
+
+
+def _in_the_image_of(live: Any) -> Callable[[torch.Tensor | np.ndarray[Any, Any]], Any] | None:
+    """What makes of a new array the part that is live; None where that is an array and no part."""
+    if isinstance(live, Block):
+        return lambda new: Block(new, live.global_shape, live.start)
+    if kinds.is_dtensor(live):
+        from transom_hpc.ckpt import dtensors
+
+        return lambda new: dtensors.like(live, cast("torch.Tensor", new))
+    return None

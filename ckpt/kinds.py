@@ -13,8 +13,10 @@ import numpy as np
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributed.tensor import DTensor
 
 _torch: Any = None
+_dtensor: Any = None
 
 
 def loaded_torch() -> Any:
@@ -30,6 +32,15 @@ def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
     """Whether it is a torch tensor."""
     found = _torch or loaded_torch()
     return found is not None and isinstance(value, found.Tensor)
+
+
+def is_dtensor(value: object) -> TypeGuard[DTensor]:
+    """Whether it is a torch DTensor, of which this rank may hold a part."""
+    global _dtensor
+    if _dtensor is None:
+        found = sys.modules.get("torch.distributed.tensor")
+        _dtensor = getattr(found, "DTensor", None)
+    return _dtensor is not None and isinstance(value, _dtensor)
 
 
 def is_array(value: object) -> TypeGuard[torch.Tensor | np.ndarray[Any, Any]]:

@@ -17,12 +17,13 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 
 from transom_hpc.base.errors import StateError
 from transom_hpc.ckpt import dtypes, kinds, names
+from transom_hpc.ckpt.block import Block, block_of
 
 if TYPE_CHECKING:
     import torch
@@ -60,6 +61,7 @@ class Leaf:
         lazy: whether it stays as it is until `before_update` is called, as by the optimizer's next step.
         version: of the tensor when the state was walked; None where it has no counter.
         global_shape, start: of the array of which this is a part, and where it begins there; None where it is whole.
+            A part may be empty: a leaf of 0 bytes.
     """
 
     name: str
@@ -175,10 +177,10 @@ class _Walker:
         if kinds.is_optimizer(value):
             self.walked.optimizers.append(value)
             for group in value.param_groups:
-                self.owned.update(map(_key, group["params"]))
+                self.owned.update(_key(_local(p)) for p in group["params"])
             for held in value.state.values():
                 if isinstance(held, dict):
-                    self._keys.update((id(t), _key(t)) for t in held.values() if kinds.is_tensor(t))
+                    self._keys.update((id(t), _key(_local(t))) for t in held.values() if kinds.is_tensor(t))
             self.owned.update(self._keys.values())
         elif depth < 8 and isinstance(value, dict):
             for item in value.values():
@@ -194,6 +196,8 @@ class _Walker:
             return ["tensor", self._tensor(value, parts)]
         if is_scalar(value):
             return scalar(value)
+        if isinstance(value, Block):
+            return self._block(value, parts)
         if isinstance(value, np.ndarray) and not value.dtype.hasobject:
             return ["array", self._array(value, parts)]
         if isinstance(value, np.generic) and not value.dtype.hasobject:
@@ -251,17 +255,25 @@ class _Walker:
         self._arrays_later = arrays_later
         return [kind, node]
 
-    def _tensor(self, tensor: torch.Tensor, parts: tuple[str, ...]) -> str:
+    def _tensor(self, tensor: torch.Tensor, parts: tuple[str, ...], block: Block | None = None) -> str:
+        key = self._keys.get(id(tensor))
         dtype = self._tensor_dtype(tensor, parts)
-        key = self._keys.get(id(tensor)) or _key(tensor)
         name = "tensors/" + names.join(parts)
+        if kinds.is_dtensor(tensor):
+            block = block_of(tensor)
+            if block is None:  # others hold all of it
+                return name
+            tensor = cast("torch.Tensor", block.array)
+            dtype = self._tensor_dtype(tensor, parts)
+        key = key or _key(tensor)
         nbytes = tensor.nbytes
-        known = self._names.setdefault(key, name) if nbytes else name
+        known = self._names.setdefault((key, *_place(block)), name) if nbytes else name
         if known == name:
             counted = not tensor.is_inference()
             lazy = counted and nbytes > 0 and key in self.owned
             version = tensor._version if counted else None
-            self.walked.leaves.append(Leaf(name, tensor.detach(), dtype, tuple(tensor.shape), nbytes, lazy, version))
+            leaf = Leaf(name, tensor.detach(), dtype, tuple(tensor.shape), nbytes, lazy, version, *_place(block))
+            self.walked.leaves.append(leaf)
         return known
 
     def _tensor_dtype(self, tensor: torch.Tensor, parts: tuple[str, ...]) -> str:
@@ -274,15 +286,22 @@ class _Walker:
             raise StateError(f"{names.place(parts)}: {why}", name=names.place(parts))
         return self._tensors.dtype_of(tensor.dtype) or ""
 
-    def _array(self, array: np.ndarray[Any, Any], parts: tuple[str, ...]) -> str:
+    def _block(self, block: Block, parts: tuple[str, ...]) -> Node:
+        if kinds.is_tensor(block.array):
+            return ["tensor", self._tensor(block.array, parts, block)]
+        if block.array.dtype.hasobject:
+            raise StateError(f"{names.place(parts)}: a Block of objects can't be saved", name=names.place(parts))
+        return ["array", self._array(block.array, parts, block)]
+
+    def _array(self, array: np.ndarray[Any, Any], parts: tuple[str, ...], block: Block | None = None) -> str:
         facts = array.__array_interface__
-        key = (facts["data"][0], array.shape, array.strides, array.dtype.str)
+        key = (facts["data"][0], array.shape, array.strides, array.dtype.str, *_place(block))
         name = "tensors/" + names.join(parts)
         known = self._names.setdefault(key, name) if array.size else name
         if known == name:
             dtype = dtypes.of_numpy(array.dtype) or ""
             lazy = self._arrays_later and array.nbytes > 0
-            self.walked.leaves.append(Leaf(name, array, dtype, array.shape, array.nbytes, lazy))
+            self.walked.leaves.append(Leaf(name, array, dtype, array.shape, array.nbytes, lazy, None, *_place(block)))
         return known
 
     def _bytes(self, value: bytes | bytearray, parts: tuple[str, ...]) -> Node:
@@ -319,9 +338,19 @@ def _key(tensor: torch.Tensor) -> tuple[Any, ...]:
         return (id(tensor),)
 
 
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory behind a tensor: a DTensor has none of its own."""
+    return tensor._local_tensor if kinds.is_dtensor(tensor) else tensor
+
+
+def _place(block: Block | None) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
+    """Global shape and start of a part; None where it is whole."""
+    return (None, None) if block is None or block.is_whole else (block.global_shape, block.start)
+
+
 def _has_tensors(value: Any, depth: int = 0) -> bool:
     """Whether a container holds arrays, so that it is taken apart and not pickled whole."""
     items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
     return depth < 20 and any(
-        kinds.is_array(item) or isinstance(item, Stateful) or _has_tensors(item, depth + 1) for item in items
+        kinds.is_array(item) or isinstance(item, (Block, Stateful)) or _has_tensors(item, depth + 1) for item in items
     )

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from transom_hpc.base.errors import StateError
-from transom_hpc.ckpt import direct, dtypes
+from transom_hpc.ckpt import direct, dtypes, kinds
 
 _LARGE_BYTES = 1 << 20
 
@@ -35,6 +35,10 @@ def _refusal_of_type(kind: type) -> str:
 
 def refusal(tensor: torch.Tensor) -> str:
     """Why a tensor can't be saved, and what to do; empty where it can."""
+    if kinds.is_dtensor(tensor):
+        from transom_hpc.ckpt import dtensors
+
+        return dtensors.refusal(tensor)
     why = _refusal_of_type(type(tensor))  # type: ignore[arg-type]  # a class can be hashed
     if why:
         return why

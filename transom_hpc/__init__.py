@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transom_hpc.base.errors import TransomError
-    from transom_hpc.ckpt import rng_state
+    from transom_hpc.ckpt import Block, rng_state
     from transom_hpc.program import Checkpointer
     from transom_hpc.run import Run, load_run
     from transom_hpc.slurm.hosts import expand_hosts, fold_hosts
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from transom_hpc.tol.spec import JobSpec
 
 _HOMES = {
+    "Block": "transom_hpc.ckpt",
     "Checkpointer": "transom_hpc.program",
     "JobId": "transom_hpc.slurm.jobid",
     "JobSpec": "transom_hpc.tol.spec",
@@ -37,6 +38,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Block",
     "Checkpointer",
     "JobId",
     "JobSpec",
