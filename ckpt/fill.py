@@ -6,7 +6,6 @@ where the bytes of each array must go; `Match.apply`, called when those bytes ar
 
 from __future__ import annotations
 
-import base64
 import importlib
 import pickle
 from collections import OrderedDict
@@ -21,7 +20,9 @@ from transom_hpc.ckpt import dtypes, kinds, names
 from transom_hpc.ckpt.block import Block, block_of
 from transom_hpc.ckpt.borrow import BORROWED, overlaid
 from transom_hpc.ckpt.layout import Entry
-from transom_hpc.ckpt.state import Node, Stateful, keyed, walk
+from transom_hpc.ckpt.nodes import Node, keyed
+from transom_hpc.ckpt.nodes import plain as plain
+from transom_hpc.ckpt.state import Stateful, walk
 
 if TYPE_CHECKING:
     import torch
@@ -71,13 +72,17 @@ class Match:
     misshaped: list[str] = field(default_factory=list)
     _ready: list[Ready] = field(default_factory=list)
 
-    def complain(self) -> str:
-        """What does not fit, whole; empty where everything does."""
+    def complain(self, extras: bool = True) -> str:
+        """What does not fit, whole; empty where everything does.
+
+        Args:
+            extras: whether to name what this rank has no place for; other ranks may have one.
+        """
         parts = [
             f"{label}: {', '.join(sorted(places))}"
             for label, places in (
                 ("not in the checkpoint", self.missing),
-                ("only in the checkpoint", self.extra),
+                ("only in the checkpoint", self.extra if extras else []),
                 ("different", self.misshaped),
             )
             if places
@@ -313,26 +318,6 @@ class _Matcher:
             return live
 
         return done
-
-
-def plain(node: Node) -> Any:
-    """The value that a node without arrays stands for."""
-    if not isinstance(node, list):
-        return node
-    kind = node[0]
-    if kind == "float":
-        return float.fromhex(node[1])
-    if kind == "complex":
-        return complex(float.fromhex(node[1]), float.fromhex(node[2]))
-    if kind == "bytes":
-        return base64.b64decode(node[1])
-    if kind == "bytearray":
-        return bytearray(base64.b64decode(node[1]))
-    if kind == "scalar":
-        return np.frombuffer(base64.b64decode(node[2]), dtype=dtypes.numpy_dtype(node[1]))[0]
-    if kind in ("tuple", "set", "frozenset"):
-        return {"tuple": tuple, "set": set, "frozenset": frozenset}[kind](plain(item) for item in node[1])
-    raise StateError(f"the checkpoint has a kind of value that this version does not know: {kind!r}", name=str(kind))
 
 
 def _typed(key: Any) -> Any:

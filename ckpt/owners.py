@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from transom_hpc.ckpt import names
-from transom_hpc.ckpt.state import Node
+from transom_hpc.ckpt.nodes import Node
 
 if TYPE_CHECKING:
     from transom_hpc.ckpt.fill import _Matcher

@@ -3,18 +3,15 @@
 Owns the walk over dicts, lists, torch modules, optimizers and the rest when saving. It copies no array and never
 changes the state. `fill` is its counterpart when restoring.
 
-The structure, one document for each key of the outermost dict so that ranks share what is equal:
-a string, number, boolean or null stands for itself; everything else is a list that begins with its kind.
+The structure has one document for each key of the outermost dict, so that ranks share what is equal (see nodes).
 """
 
 from __future__ import annotations
 
 import base64
 import json
-import math
 import pickle
 from collections import OrderedDict
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
@@ -24,14 +21,11 @@ import numpy as np
 from transom_hpc.base.errors import StateError
 from transom_hpc.ckpt import dtypes, kinds, names
 from transom_hpc.ckpt.block import Block, block_of
+from transom_hpc.ckpt.nodes import Node, is_scalar, keyed, scalar
 
 if TYPE_CHECKING:
     import torch
 
-Node = Any
-"""JSON that stands for a part of the state."""
-
-_SCALARS = frozenset((type(None), bool, int, float, str, complex))
 _AS_THEY_ARE = frozenset((type(None), bool, int, str))
 
 INLINE_BYTES = 256
@@ -108,46 +102,6 @@ def walk(state: Any, arrays_later: bool = False) -> Walked:
     else:
         walker.walked.structure[names.join(())] = ["root", walker.node(state, ())]
     return walker.walked
-
-
-def keyed(mapping: dict[Any, Any], parts: tuple[str, ...]) -> Iterator[tuple[Any, str, Any]]:
-    """The items of a dict, each with the text that stands for its key in names.
-
-    A key that is no text stands as its repr, unless another key of the dict is that text.
-    """
-    taken: set[str] | None = None
-    for key, value in mapping.items():
-        if type(key) is str:
-            yield key, key, value
-            continue
-        if taken is None:
-            taken = {other for other in mapping if type(other) is str}
-        if not is_scalar(key) and type(key) is not tuple:
-            raise StateError(
-                f"{names.place(parts)}: a key of type {type(key).__name__} can't be saved; use text or numbers as keys",
-                name=names.place(parts),
-            )
-        text = repr(key)
-        while text in taken:
-            text = f"{type(key).__name__}:{text}"
-        taken.add(text)
-        yield key, text, value
-
-
-def is_scalar(value: Any) -> bool:
-    """Whether the value is written into the structure as it stands."""
-    return type(value) in _SCALARS
-
-
-def scalar(value: Any) -> Node:
-    """A value that is_scalar, or a tuple of such, as JSON."""
-    if type(value) is float and not math.isfinite(value):
-        return ["float", value.hex()]
-    if type(value) is complex:
-        return ["complex", value.real.hex(), value.imag.hex()]
-    if type(value) is tuple:
-        return ["tuple", [scalar(item) for item in value]]
-    return value
 
 
 def documents(structure: dict[str, Node]) -> list[Leaf]:
