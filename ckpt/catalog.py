@@ -47,7 +47,7 @@ class Fault:
         file: in the checkpoint's folder.
         name: of the array, as in the state; empty where it is about the whole file.
         rank: whose array; None where all ranks share it.
-        offset: in the file, of the first block that is wrong; blocks are of 16 MiB.
+        offset: in the file, of the first block that is wrong (see layout.blocks).
         what: what is wrong.
     """
 

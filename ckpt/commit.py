@@ -309,11 +309,12 @@ def _describe(job: Job, agreed: Plan, offsets: Mapping[str, int], writer: str, f
         metrics=job.metrics,
         files={name: files.size(job.temporary / name) for name in _names(agreed.shards)},
         stored=tuple(
-            manifest.Stored(shard.entry, shard.rank, shard.path, data_file(shard.file), offsets.get(shard.path, 0))
-            for shard in agreed.shards
+            manifest.Stored(s.entry, s.rank, s.path, data_file(s.file), offsets.get(s.path, 0), s.holders)
+            for s in agreed.shards
         ),
         saved_at=clock.wall().isoformat(timespec="seconds"),
         writer=writer,
+        written=tuple(agreed.bytes_of(rank) for rank in range(job.world_size)),
     )
     return manifest.encode(whole)
 

@@ -184,8 +184,10 @@ def _show(h5py: Any, file: Any, shards: Sequence[Shard]) -> None:
     for name, found in parts.items():
         entry = found[0].entry
         held = dtypes.storage(entry.dtype)
-        if held.per_element != 1:
+        of_one_array = len({(shard.entry.dtype, shard.entry.global_shape) for shard in found}) == 1
+        if held.per_element != 1 or not of_one_array:
             continue
+        found.reverse()  # where parts overlap, the last one shows: that of the lowest rank
         layout = h5py.VirtualLayout(shape=entry.global_shape, dtype=held.dtype)
         for shard in found:
             if not shard.entry.nbytes:

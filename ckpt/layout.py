@@ -1,21 +1,30 @@
 """Which bytes go where: from what every rank holds to who writes what. Pure; every rank computes the same answer.
 
-A shard is a box of a global array: `start` and `shape` in `global_shape`. What is bitwise the same on all ranks under
-the same name is kept once and its writing is spread evenly over the ranks; what differs is kept per rank. The offsets
-of arrays in the file are not decided here: HDF5 gives them (see h5file).
+A shard is a box of a global array: `start` and `shape` in `global_shape`. What several ranks hold under the same name
+at the same place, bit for bit, is kept once and its writing is spread evenly over those ranks; what differs is kept
+for each. The offsets of arrays in the file are not decided here: HDF5 gives them (see h5file). Which of these bytes a
+restore needs is in `reads`.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from transom_hpc.ckpt import dtypes
 
 BLOCK_BYTES = 16 << 20
-"""Bytes that one checksum covers. Small enough to name the place of a fault, large enough to cost nothing."""
+"""Bytes that one checksum covers at most. Small enough to name the place of a fault, large enough to cost nothing."""
+
+LEAST_BLOCK_BYTES = 256 << 10
+"""Bytes that one checksum covers at least, where there are as many: below that a read costs the disk as much."""
+
+_BLOCKS = 64
+"""Checksums of an array at least, where its size allows it: a rank that needs a part reads no more than one block too
+much at each of its ends."""
 
 SPLIT_BYTES = 1 << 20
 """Writing of one array is split between ranks at multiples of this many bytes, so that no two share a page."""
@@ -35,7 +44,7 @@ class Entry:
         global_shape: of the whole array; the same as shape where it is not sharded.
         start: index of the part's first element in the whole array.
         nbytes: bytes of the part.
-        sums: xxh3-128 in hexadecimal of each BLOCK_BYTES of it.
+        sums: xxh3-128 in hexadecimal of each of its `blocks`.
     """
 
     name: str
@@ -53,15 +62,18 @@ class Shard:
 
     Args:
         path: of the dataset in the file.
-        rank: the rank whose own it is; None where all ranks hold the same.
+        rank: whose it is: the rank, or the lowest of those, that hold it where others hold something else at its
+            place, or nothing; None where no rank that has this place of the array holds anything else.
         entry: what it is.
         file: number of the data file that holds it.
+        holders: the ranks that hold it where they are several, but not all; empty otherwise.
     """
 
     path: str
     rank: int | None
     entry: Entry
     file: int = 0
+    holders: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,36 +130,49 @@ def plan(held: Sequence[Sequence[Entry]], files: int = 1, together: bool = False
     Returns:
         The plan: the same for the same input, whoever computes it.
     """
-    everywhere = _common(held)
-    shards: list[Shard] = []
-    shared: list[int] = []
-    own: list[list[int]] = [[] for _ in held]
-    for entry in held[0]:
-        if entry.name in everywhere:
-            shared.append(len(shards))
-            shards.append(Shard(_path(entry, None, len(held)), None, entry))
+    shards, ranks = _shards(held)
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for i in range(len(shards)):
+        groups.setdefault(ranks[i], []).append(i)
+    everybody = tuple(range(len(held)))
+    alike = [i for i in groups.get(everybody, ()) if together and _can_be_cut(shards[i].entry, len(held))]
+    apart = set(alike)
+    work: list[list[Span]] = []
+    for rank in everybody:
+        cuts = [_part(shards[i].entry.nbytes, rank, len(held)) for i in alike]
+        turns = [_turns(shards[i].entry.nbytes, len(held)) for i in alike]
+        work.append([Span(i, *cut, turn) for i, cut, turn in zip(alike, cuts, turns, strict=True)])
+    loads = [sum(span.end - span.begin for span in spans) for spans in work]
+    # Those that fewest can write go first, so that the others even it out.
+    for group in sorted(groups, key=lambda group: (len(group), group)):
+        rest = [i for i in groups[group] if i not in apart]
+        sizes = [(shards[i].entry.nbytes, _is_one(shards[i].entry)) for i in rest]
+        for rank, parts in zip(group, _spread(sizes, [loads[rank] for rank in group]), strict=True):
+            work[rank] += [Span(rest[i], begin, end) for i, begin, end in parts]
+            loads[rank] += sum(end - begin for _, begin, end in parts)
+    return Plan(_filed(shards, files), tuple(map(tuple, work)))
+
+
+def _shards(held: Sequence[Sequence[Entry]]) -> tuple[list[Shard], list[tuple[int, ...]]]:
+    """Each different thing that is held once, and the ranks that hold it; what all hold comes first."""
+    holders: dict[Entry, list[int]] = {}
     for rank, entries in enumerate(held):
         for entry in entries:
-            if entry.name not in everywhere:
-                own[rank].append(len(shards))
-                shards.append(Shard(_path(entry, rank, len(held)), rank, entry))
-    alike = [i for i in shared if together and _can_be_cut(shards[i].entry, len(held))]
-    rest = [i for i in shared if i not in set(alike)]
-    cuts = [[_part(shards[i].entry.nbytes, rank, len(held)) for i in alike] for rank in range(len(held))]
-    loads = [
-        sum(shards[i].entry.nbytes for i in own[rank]) + sum(end - begin for begin, end in cuts[rank])
-        for rank in range(len(held))
-    ]
-    parts = _spread([(shards[i].entry.nbytes, _is_one(shards[i].entry)) for i in rest], loads)
-    work = [
-        tuple(
-            [Span(i, *cut, _turns(shards[i].entry.nbytes, len(held))) for i, cut in zip(alike, cuts[rank], strict=True)]
-            + [Span(rest[i], begin, end) for i, begin, end in parts[rank]]
-            + [Span(i, 0, shards[i].entry.nbytes) for i in own[rank] if shards[i].entry.nbytes]
-        )
-        for rank in range(len(held))
-    ]
-    return Plan(_filed(shards, files), tuple(work))
+            holders.setdefault(entry, []).append(rank)
+    at_place = Counter((entry.name, entry.start, entry.shape) for entry in holders)
+    kinds = Counter(name for name, _, _ in {(e.name, e.dtype, e.global_shape) for e in holders})
+    cut = {entry.name for entry in holders if not is_whole(entry)}
+    shards: list[Shard] = []
+    ranks: list[tuple[int, ...]] = []
+    for entry in sorted(holders, key=lambda entry: len(holders[entry]) < len(held)):
+        mine = tuple(holders[entry])
+        all_alike = kinds[entry.name] == 1 and at_place[entry.name, entry.start, entry.shape] == 1
+        own = None if len(mine) == len(held) or (len(mine) > 1 and all_alike) else mine[0]
+        several = len(mine) > 1 and len(mine) < len(held)
+        path = _path(entry, own, mine[0], entry.name in cut)
+        shards.append(Shard(path, own, entry, 0, mine if several else ()))
+        ranks.append(mine)
+    return shards, ranks
 
 
 def _is_one(entry: Entry) -> bool:
@@ -182,19 +207,10 @@ def _filed(shards: Sequence[Shard], files: int) -> tuple[Shard, ...]:
     return tuple(replace(shard, file=number[i]) if number[i] else shard for i, shard in enumerate(shards))
 
 
-def _common(held: Sequence[Sequence[Entry]]) -> frozenset[str]:
-    """Names under which all ranks hold the same whole array, bit for bit."""
-    common = {entry.name: entry for entry in held[0] if is_whole(entry)}
-    for entries in held[1:]:
-        mine = {entry.name: entry for entry in entries}
-        common = {name: entry for name, entry in common.items() if mine.get(name) == entry}
-    return frozenset(common)
-
-
-def _path(entry: Entry, rank: int | None, world_size: int) -> str:
-    if not is_whole(entry):
-        return f"/shards/{rank or 0}/{entry.name.partition('/')[2]}"
-    return f"/{entry.name}" if rank is None or world_size == 1 else f"/ranks/{rank}/{entry.name}"
+def _path(entry: Entry, own: int | None, lowest: int, cut: bool) -> str:
+    if cut:
+        return f"/shards/{lowest}/{entry.name.partition('/')[2]}"
+    return f"/{entry.name}" if own is None else f"/ranks/{own}/{entry.name}"
 
 
 def _spread(sizes: Sequence[tuple[int, bool]], loads: Sequence[int]) -> list[list[tuple[int, int, int]]]:
@@ -238,9 +254,24 @@ def _level(total: int, loads: Sequence[int]) -> list[int]:
     return [max(0, level - load) for load in loads]
 
 
+def block_bytes(nbytes: int) -> int:
+    """How many bytes of an array of this size one checksum covers: a power of two."""
+    return min(max(1 << max(0, (nbytes // _BLOCKS).bit_length() - 1), LEAST_BLOCK_BYTES), BLOCK_BYTES)
+
+
+def block_count(nbytes: int) -> int:
+    """How many checksums an array of this size has."""
+    return -(-nbytes // block_bytes(nbytes))
+
+
 def blocks(nbytes: int) -> list[tuple[int, int]]:
-    """The byte ranges [begin, end) that have a checksum each."""
-    return [(begin, min(begin + BLOCK_BYTES, nbytes)) for begin in range(0, nbytes, BLOCK_BYTES)]
+    """The byte ranges [begin, end) of an array of this size that have a checksum each."""
+    return cuts(nbytes, block_bytes(nbytes))
+
+
+def cuts(nbytes: int, most: int = BLOCK_BYTES) -> list[tuple[int, int]]:
+    """Byte ranges [begin, end) of at most so many bytes that together are all, for work that is done piece by piece."""
+    return [(begin, min(begin + most, nbytes)) for begin in range(0, nbytes, most)]
 
 
 def overlap(

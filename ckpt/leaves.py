@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from transom_hpc.ckpt import dtypes, kinds, names
-from transom_hpc.ckpt.layout import blocks
+from transom_hpc.ckpt.layout import cuts
 from transom_hpc.ckpt.state import Leaf
 
 
@@ -34,7 +34,7 @@ def is_here(leaf: Leaf) -> bool:
 def units(leaf: Leaf) -> list[tuple[int, int]]:
     if leaf.nbytes == 0:
         return []
-    return blocks(leaf.nbytes) if in_place(leaf) is not None else [(0, leaf.nbytes)]
+    return cuts(leaf.nbytes) if in_place(leaf) is not None else [(0, leaf.nbytes)]
 
 
 def in_place(leaf: Leaf) -> memoryview | None:

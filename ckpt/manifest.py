@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import xxhash
 
-from transom_hpc.ckpt.layout import Entry, blocks
+from transom_hpc.ckpt.layout import Entry, block_count
 
-FORMAT = 1
+FORMAT = 2
+"""1 had a checksum for each 16 MiB whatever the array's size, and did not say which ranks share a part."""
+
 FILE = "manifest.json"
 _FOLDER = re.compile(r"step-(\d{9,})")
+_DIGITS = 32
+"""Of a checksum: those of one array stand behind each other as one text, since there may be very many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +30,11 @@ class Stored:
 
     Args:
         entry: what it is, with the checksum of each block.
-        rank: whose own it is; None where all ranks hold the same.
+        rank: whose it is; None where no rank that has this place of the array holds anything else (see layout.Shard).
         path: dataset in the HDF5 file.
         file: name of the file in the checkpoint's folder.
         offset: first byte in the file; its bytes lie together.
+        holders: the ranks that hold it where they are several, but not all; empty otherwise.
     """
 
     entry: Entry
@@ -37,6 +42,31 @@ class Stored:
     path: str
     file: str
     offset: int
+    holders: tuple[int, ...] = ()
+
+    @property
+    def lowest(self) -> int:
+        """The lowest rank that holds it."""
+        return self.holders[0] if self.holders else self.rank or 0
+
+    def is_held_by(self, rank: int) -> bool:
+        """Whether a rank held it when it was saved."""
+        return rank in self.holders if self.holders else self.rank in (None, rank)
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """How evenly the writing of a checkpoint was spread, in bytes.
+
+    Args:
+        least: that a rank wrote.
+        most: that a rank wrote.
+        mean: of all ranks.
+    """
+
+    least: int
+    most: int
+    mean: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +82,7 @@ class Manifest:
         stored: everything in it.
         saved_at: date and time in UTC, ISO 8601, for people.
         writer: which writer put the data there; both give the same bytes.
+        written: bytes that each rank wrote, in rank order.
     """
 
     step: int
@@ -62,11 +93,22 @@ class Manifest:
     stored: tuple[Stored, ...]
     saved_at: str
     writer: str = "direct"
+    written: tuple[int, ...] = ()
 
     @property
     def nbytes(self) -> int:
         """Bytes of state in it."""
         return sum(item.entry.nbytes for item in self.stored)
+
+    @property
+    def balance(self) -> Balance:
+        """How evenly its writing was spread."""
+        return balance(self.written)
+
+
+def balance(written: Sequence[int]) -> Balance:
+    """From the bytes that each rank wrote to how even that is; all zero where nobody is named."""
+    return Balance(min(written, default=0), max(written, default=0), sum(written) / max(1, len(written)))
 
 
 class BadManifest(ValueError):
@@ -94,6 +136,7 @@ def encode(manifest: Manifest) -> bytes:
         "files": dict(manifest.files),
         "saved_at": manifest.saved_at,
         "writer": manifest.writer,
+        "written": list(manifest.written),
         "tensors": [
             {
                 **entry_to_json(item.entry),
@@ -101,6 +144,7 @@ def encode(manifest: Manifest) -> bytes:
                 "path": item.path,
                 "file": item.file,
                 "offset": item.offset,
+                **({"holders": _ranks_to_json(item.holders)} if item.holders else {}),
             }
             for item in manifest.stored
         ],
@@ -129,9 +173,17 @@ def decode(data: bytes) -> Manifest:
             metrics=body["metrics"],
             files=body["files"],
             saved_at=body["saved_at"],
-            writer=body.get("writer", "direct"),  # 0.1 had no other
+            writer=body["writer"],
+            written=tuple(body["written"]),
             stored=tuple(
-                Stored(entry_from_json(item), item["rank"], item["path"], item["file"], item["offset"])
+                Stored(
+                    entry_from_json(item),
+                    item["rank"],
+                    item["path"],
+                    item["file"],
+                    item["offset"],
+                    _ranks_from_json(item.get("holders", [])),
+                )
                 for item in body["tensors"]
             ),
         )
@@ -148,7 +200,7 @@ def entry_to_json(entry: Entry) -> dict[str, Any]:
         "dtype": entry.dtype,
         "shape": list(entry.shape),
         "bytes": entry.nbytes,
-        "xxh3": list(entry.sums),
+        "xxh3": "".join(entry.sums),
     }
     if entry.shape != entry.global_shape:
         value["global_shape"] = list(entry.global_shape)
@@ -163,18 +215,32 @@ def entry_from_json(value: Mapping[str, Any]) -> Entry:
         BadManifest, KeyError, TypeError: it stands for none.
     """
     shape = tuple(value["shape"])
-    entry = Entry(
+    sums: str = value["xxh3"]
+    if not isinstance(sums, str) or len(sums) != _DIGITS * block_count(value["bytes"]):
+        raise BadManifest(f"{value['name']}: not as many checksums as {value['bytes']} bytes have")
+    return Entry(
         name=value["name"],
         dtype=value["dtype"],
         shape=shape,
         global_shape=tuple(value.get("global_shape", shape)),
         start=tuple(value.get("start", (0,) * len(shape))),
         nbytes=value["bytes"],
-        sums=tuple(value["xxh3"]),
+        sums=tuple(sums[at : at + _DIGITS] for at in range(0, len(sums), _DIGITS)),
     )
-    if len(entry.sums) != len(blocks(entry.nbytes)):
-        raise BadManifest(f"{entry.name}: {len(entry.sums)} checksums for {entry.nbytes} bytes")
-    return entry
+
+
+def _ranks_to_json(ranks: Sequence[int]) -> list[int] | dict[str, int]:
+    """Ranks that hold the same; those of a mesh are mostly evenly spaced."""
+    step = ranks[1] - ranks[0]
+    if len(ranks) > 3 and list(ranks) == list(range(ranks[0], ranks[-1] + 1, step)):
+        return {"first": ranks[0], "last": ranks[-1], "step": step}
+    return list(ranks)
+
+
+def _ranks_from_json(value: Any) -> tuple[int, ...]:
+    if isinstance(value, Mapping):
+        return tuple(range(value["first"], value["last"] + 1, value["step"]))
+    return tuple(value)
 
 
 def _canonical(body: Any) -> bytes:

@@ -22,7 +22,7 @@ from transom_hpc.ckpt.errand import Errands
 from transom_hpc.ckpt.fence import Fence
 from transom_hpc.ckpt.files import Files
 from transom_hpc.ckpt.handover import Handover, Silent
-from transom_hpc.ckpt.layout import BLOCK_BYTES, Entry
+from transom_hpc.ckpt.layout import Entry, block_count
 from transom_hpc.ckpt.orders import Order
 from transom_hpc.ckpt.retention import Keep
 from transom_hpc.ckpt.shm import Segment
@@ -259,4 +259,4 @@ def sweep(job: Job, files: Files) -> None:
 
 def _table_bytes(leaves: Sequence[Leaf]) -> int:
     """Room for the table behind the arrays: generous, since a segment without it is lost to the next program."""
-    return 4096 + sum(500 + 2 * len(leaf.name) + 40 * (leaf.nbytes // BLOCK_BYTES + 1) for leaf in leaves)
+    return 4096 + sum(500 + 2 * len(leaf.name) + 40 * block_count(leaf.nbytes) for leaf in leaves)
