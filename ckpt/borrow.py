@@ -56,6 +56,8 @@ def _over(nodes: Sequence[Node], own: bool) -> Node:
         return _NOTHING
     if kind in _WITH_KEYS:
         return [kind, _items([node[1] for node in (first, *alike)], own)]
+    if kind == "optimizer":
+        return _optimizer([first, *alike], own)
     if kind in _WITH_ONE:
         inner = _over([node[-1] for node in (first, *alike)], own)
         return [*first[:-1], inner] if inner is not _NOTHING else _NOTHING
@@ -64,6 +66,17 @@ def _over(nodes: Sequence[Node], own: bool) -> Node:
         places = [_over(items, own) for items in zip(first[-1], *(node[-1] for node in alike), strict=True)]
         return [*first[:-1], places] if _NOTHING not in places else _NOTHING
     return first if own else _NOTHING
+
+
+def _optimizer(nodes: Sequence[Node], own: bool) -> Node:
+    """An optimizer with the state that it has on any rank. The groups of its parameters are no list that goes on from
+    rank to rank: those of other ranks stand behind it."""
+    held = [{item[1]: item for item in node[1][1]} for node in nodes]
+    groups = [row.pop("param_groups", ["", "param_groups", ["list", []]]) for row in held]
+    items = _items([list(row.values()) for row in held], own)
+    mine = [groups[0]] if own else [["param_groups", "param_groups", ["list", []], BORROWED]]
+    theirs = [group for _, _, node, *_ in groups[1 if own else 0 :] for group in node[-1]]
+    return ["optimizer", ["dict", [*items, *mine]], theirs]
 
 
 def _items(rows: Sequence[Sequence[Any]], own: bool) -> list[Any]:

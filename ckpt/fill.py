@@ -11,43 +11,20 @@ import pickle
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from transom_hpc.base.errors import StateError
-from transom_hpc.ckpt import dtypes, kinds, names
-from transom_hpc.ckpt.block import Block, block_of
+from transom_hpc.ckpt import kinds, names
 from transom_hpc.ckpt.borrow import BORROWED, overlaid
 from transom_hpc.ckpt.layout import Entry
 from transom_hpc.ckpt.nodes import Node, keyed
 from transom_hpc.ckpt.nodes import plain as plain
 from transom_hpc.ckpt.state import Stateful, walk
+from transom_hpc.ckpt.wanted import ABSENT, Arrays, Ready
+from transom_hpc.ckpt.wanted import Target as Target
 
 if TYPE_CHECKING:
-    import torch
-
-_ABSENT: Any = object()
-
-Ready = Callable[[], Any]
-"""Gives the value of one place of the state, once the bytes are there."""
-
-
-@dataclass(slots=True)
-class Target:
-    """An array that wants the bytes of a stored one.
-
-    Args:
-        array: the live tensor or array, or a new one.
-            Never a DTensor: of one it is what this rank holds.
-        fresh: whether it is new, so that bytes may be put in before they are verified.
-        start, shape: which box of the whole stored array it wants; shape is the array's own.
-    """
-
-    array: torch.Tensor | np.ndarray[Any, Any]
-    fresh: bool
-    start: tuple[int, ...]
-    shape: tuple[int, ...]
+    pass
 
 
 @dataclass(slots=True)
@@ -114,8 +91,8 @@ def match(
     Raises:
         StateError: the live state itself can't be a target (a lambda, a tensor without storage).
     """
-    walk(state)  # what could not be saved can't be restored either; named here, before anything is read
-    matcher = _Matcher(entries, unpickle)
+    walked = walk(state)  # what could not be saved can't be restored either; named here, before anything is read
+    matcher = _Matcher(entries, unpickle, walked.called)
     found = matcher.found
     documents = overlaid(structure, others)
     root, _ = documents.get(names.join(()), ([""], False))
@@ -141,18 +118,18 @@ class _Matcher:
     """Walks both. `how` is "inplace" (containers are filled), "reuse" (containers are new, tensors that fit are
     filled) or "build" (everything is new)."""
 
-    def __init__(self, entries: Mapping[str, Entry], unpickle: bool) -> None:
+    def __init__(self, entries: Mapping[str, Entry], unpickle: bool, called: Mapping[int, dict[int, str]]) -> None:
         self.found = Match()
-        self._entries = entries
+        self.called = called
+        self.arrays = Arrays(entries, self.found)
         self._unpickle = unpickle
-        self._built: dict[Any, torch.Tensor | np.ndarray[Any, Any]] = {}
 
     def node(self, node: Node, live: Any, parts: tuple[str, ...], how: str) -> Ready:
         if not isinstance(node, list):
             return self._keep_kind(node, live, parts, how)
         kind = node[0]
         if kind in ("tensor", "array", "longbytes", "longbytearray"):
-            return self._array(node, live, parts, how)
+            return self.arrays.place(node, live, parts, how)
         if kind in ("dict", "odict"):
             return self.mapping(node[1], live, parts, how, OrderedDict if kind == "odict" else dict)
         if kind in ("list", "tuple", "named"):
@@ -187,7 +164,7 @@ class _Matcher:
             if key not in held and how == "inplace":
                 (self.found.elsewhere if borrowed else self.found.extra).append(names.place(here))
                 continue
-            ready.append((key, self.node(node, held.get(key, _ABSENT), here, how)))
+            ready.append((key, self.node(node, held.get(key, ABSENT), here, how)))
         if how == "inplace":
             self.found.missing += [
                 names.place((*parts, text)) for key, text, _ in keyed(held, parts) if _typed(key) not in stored
@@ -216,14 +193,13 @@ class _Matcher:
             return lambda: live
         held = live if fits else ()
         ready = [
-            self.node(item, held[i] if i < len(held) else _ABSENT, (*parts, str(i)), how)
-            for i, item in enumerate(items)
+            self.node(item, held[i] if i < len(held) else ABSENT, (*parts, str(i)), how) for i, item in enumerate(items)
         ]
 
         def finish() -> Any:
             values = [value() for value in ready]
             if kind == "named":
-                cls = type(live) if fits and live is not _ABSENT else _named(node[1])
+                cls = type(live) if fits and live is not ABSENT else _named(node[1])
                 return live if _all_same(values, held) else cls(*values)
             if how != "inplace":
                 return wanted(values)
@@ -236,58 +212,11 @@ class _Matcher:
 
         return finish
 
-    def _array(self, node: Node, live: Any, parts: tuple[str, ...], how: str) -> Ready:
-        kind, name = node[0], node[1]
-        entry = self._entries.get(name)
-        if entry is None:
-            self.found.missing.append(f"{names.place(parts)} (its bytes belong to another rank)")
-            return lambda: live
-        if kind in ("longbytes", "longbytearray"):
-            whole = self._new(entry)
-            return lambda: (bytes if kind == "longbytes" else bytearray)(np.asarray(whole).tobytes())
-        here = block_of(live)
-        fresh: Callable[[torch.Tensor | np.ndarray[Any, Any]], Any] | None = None
-        if how == "inplace" or here is not None:
-            other = _difference(entry, live, here)
-            if not other and here is not None:
-                fresh = _in_the_image_of(live)
-                if how != "build" and (kinds.is_tensor(here.array) or here.array.flags.writeable):
-                    target = Target(here.array, False, here.start, tuple(here.array.shape))
-                    self.found.targets.setdefault(name, []).append(target)
-                    return lambda: live
-            elif how == "inplace" or (how == "reuse" and "shape" in other):
-                self.found.misshaped.append(f"{names.place(parts)} ({other})")
-                if how == "inplace":
-                    return lambda: live
-        if fresh is None:
-            new = self._new(entry)
-            return lambda: new
-        part = self._new(entry, here)
-        return lambda: fresh(part)
-
-    def _new(self, entry: Entry, block: Block | None = None) -> torch.Tensor | np.ndarray[Any, Any]:
-        """A new array for a stored one, or for a part of it; the same one for the same name and part, so that what was
-        tied is tied again."""
-        shape = tuple(block.array.shape) if block is not None else entry.global_shape
-        start = block.start if block is not None else (0,) * len(shape)
-        key = (entry.name, start, shape)
-        if key not in self._built:
-            new: torch.Tensor | np.ndarray[Any, Any]
-            if dtypes.is_torch(entry.dtype):
-                from transom_hpc.ckpt import tensors
-
-                new = tensors.empty(entry.dtype, shape)
-            else:
-                new = np.empty(shape, dtype=dtypes.numpy_dtype(entry.dtype))
-            self._built[key] = new
-            self.found.targets.setdefault(entry.name, []).append(Target(new, True, start, shape))
-        return self._built[key]
-
     def _pickled(self, name: str, live: Any, parts: tuple[str, ...]) -> Ready:
-        if name not in self._entries:
+        if name not in self.arrays.entries:
             self.found.missing.append(f"{names.place(parts)} (its bytes belong to another rank)")
             return lambda: live
-        no_object = live is _ABSENT or kinds.is_array(live) or isinstance(live, Stateful)
+        no_object = live is ABSENT or kinds.is_array(live) or isinstance(live, Stateful)
         wanted = self._unpickle or not no_object
         if not wanted:
             self.found.misshaped.append(
@@ -298,8 +227,8 @@ class _Matcher:
         return lambda: pickle.loads(self.found.objects[name])
 
     def _stateful(self, node: Node, live: Any, parts: tuple[str, ...]) -> Ready:
-        kind, inner_node = node
-        if live is _ABSENT or not isinstance(live, Stateful) or isinstance(live, type):
+        kind, inner_node, *elsewhere = node
+        if live is ABSENT or not isinstance(live, Stateful) or isinstance(live, type):
             self.found.misshaped.append(f"{names.place(parts)} (stored: a {kind}; here: {type(live).__name__})")
             return lambda: live
         inner = kinds.unwrap(live)
@@ -307,8 +236,10 @@ class _Matcher:
         if (kind == "module" and kinds.is_module(inner)) or (kind == "optimizer" and kinds.is_optimizer(inner)):
             from transom_hpc.ckpt import owners
 
-            load = owners.load_module if kind == "module" else owners.load_optimizer
-            finish = load(self, inner_node, inner, parts)
+            if kind == "module":
+                finish = owners.load_module(self, inner_node, inner, parts)
+            else:
+                finish = owners.load_optimizer(self, inner_node, inner, parts, *elsewhere)
         else:
             ready = self.node(inner_node, inner.state_dict(), parts, "build")
             finish = lambda: inner.load_state_dict(ready())  # noqa: E731
@@ -339,33 +270,3 @@ def _named(where: str) -> Any:
     for part in qualname.split("."):
         found = getattr(found, part)
     return found
-
-
-def _difference(entry: Entry, live: Any, here: Block | None) -> str:
-    """Why the stored array can't be put into the live one; empty where it can."""
-    stored = f"stored: {list(entry.global_shape)} {entry.dtype}"
-    if here is None and kinds.is_dtensor(live):
-        return ""  # other ranks hold all of it
-    array = here.array if here is not None else None
-    if dtypes.is_torch(entry.dtype):
-        dtype = dtypes.of_torch(str(array.dtype)) if kinds.is_tensor(array) else ""
-    else:
-        dtype = dtypes.of_numpy(array.dtype) if isinstance(array, np.ndarray) else ""
-    if here is None or dtype == "":
-        return f"{stored}; here: {'nothing' if live is _ABSENT else type(live).__name__}"
-    if here.global_shape != entry.global_shape:
-        return f"{stored}; here: shape {list(here.global_shape)}"
-    if dtype != entry.dtype:
-        return f"{stored}; here: {dtype}"
-    return ""
-
-
-def _in_the_image_of(live: Any) -> Callable[[torch.Tensor | np.ndarray[Any, Any]], Any] | None:
-    """What makes of a new array the part that is live; None where that is an array and no part."""
-    if isinstance(live, Block):
-        return lambda new: Block(new, live.global_shape, live.start)
-    if kinds.is_dtensor(live):
-        from transom_hpc.ckpt import dtensors
-
-        return lambda new: dtensors.like(live, cast("torch.Tensor", new))
-    return None

@@ -14,9 +14,10 @@ from transom_hpc.ckpt.state import Leaf
 
 def torn(leaf: Leaf) -> str:
     """Why the copy may be a mixture of old and new; empty where it is not."""
-    if leaf.version is None or not kinds.is_tensor(leaf.source) or leaf.source._version == leaf.version:
+    if leaf.version is None or not kinds.is_tensor(leaf.source):
         return ""
-    return changed(leaf)
+    now = leaf.source._version if leaf.counted is None else leaf.source._version + leaf.counted._version
+    return "" if now == leaf.version else changed(leaf)
 
 
 def changed(leaf: Leaf) -> str:

@@ -7,12 +7,12 @@ where a module or an optimizer is at hand (see kinds).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from transom_hpc.ckpt import names
+from transom_hpc.ckpt import fqn, grouped, kinds
 from transom_hpc.ckpt.nodes import Node
 
 if TYPE_CHECKING:
@@ -23,20 +23,26 @@ Finish = Callable[[], None]
 
 def load_module(matcher: _Matcher, node: Node, module: torch.nn.Module, parts: tuple[str, ...]) -> Finish:
     """Fill a module's parameters and buffers; call load_state_dict only where that does more than filling."""
-    held = dict(module.state_dict())
+    raw = dict(module.state_dict())
     own = {_place(t) for t in (*module.parameters(), *module.buffers())}
-    aliases = all(isinstance(t, torch.Tensor) and _place(t) in own for t in held.values())
-    ready = matcher.mapping(node[1], held, parts, "inplace")
+    aliases = all(isinstance(t, torch.Tensor) and _place(t) in own for t in raw.values())
+    called = fqn.tidied(raw)
+    held = {called[key]: value for key, value in raw.items()}
+    # What 0.1 saved of modules with compiled ones inside has their names as they were.
+    stored = fqn.tidied({item[1]: item for item in node[1]})
+    items = [[stored[text] if key == text else key, stored[text], *rest] for key, text, *rest in node[1]]
+    ready = matcher.mapping(items, held, parts, "inplace")
 
     def finish() -> None:
         loaded = ready()
         if not aliases or _has_hooks(module):
-            module.load_state_dict(loaded, strict=False)
+            module.load_state_dict({key: loaded[called[key]] for key in raw}, strict=False)
 
     return finish
 
 
 def _place(tensor: torch.Tensor) -> tuple[int, torch.Size]:
+    tensor = tensor._local_tensor if kinds.is_dtensor(tensor) else tensor
     return (tensor.data_ptr() if tensor.numel() else 0, tensor.shape)
 
 
@@ -49,11 +55,28 @@ def _has_hooks(module: torch.nn.Module) -> bool:
     )
 
 
-def load_optimizer(matcher: _Matcher, node: Node, optimizer: torch.optim.Optimizer, parts: tuple[str, ...]) -> Finish:
-    """Give an optimizer its state, with the element types that were stored."""
+def load_optimizer(
+    matcher: _Matcher,
+    node: Node,
+    optimizer: torch.optim.Optimizer,
+    parts: tuple[str, ...],
+    elsewhere: Sequence[Node] = (),
+) -> Finish:
+    """Give an optimizer its state, with the element types that were stored.
+
+    Args:
+        node: its state_dict, as it was stored.
+        elsewhere: groups of parameters that only other ranks stored.
+    """
     held = optimizer.state_dict()
-    _compare_groups(matcher, node, held, parts)
-    ready = matcher.node(node, held, parts, "reuse")
+    groups = grouped.stored(node, elsewhere)
+    if groups is None or not fqn.is_usual(held):  # not as torch makes it: given back as it was
+        ready = matcher.node(node, held, parts, "reuse")
+    else:
+        found = grouped.match(matcher, node, groups, optimizer, held, parts)
+        if found is None:
+            return lambda: None
+        ready = found
 
     def finish() -> None:
         loaded = ready()
@@ -61,17 +84,6 @@ def load_optimizer(matcher: _Matcher, node: Node, optimizer: torch.optim.Optimiz
         _undo_casts(optimizer, loaded)
 
     return finish
-
-
-def _compare_groups(matcher: _Matcher, node: Node, held: Any, parts: tuple[str, ...]) -> None:
-    """Other groups or another number of parameters: named before anything is touched."""
-    stored = {key: item for key, _, item in node[1]}.get("param_groups", ["list", []])[1]
-    counts = [len({key: item for key, _, item in group[1]}.get("params", ["list", []])[1]) for group in stored]
-    here = [len(group["params"]) for group in held.get("param_groups", [])]
-    if counts != here:
-        matcher.found.misshaped.append(
-            f"{names.place((*parts, 'param_groups'))} (stored: {counts} parameters in its groups; here: {here})"
-        )
 
 
 def _undo_casts(optimizer: torch.optim.Optimizer, loaded: Any) -> None:

@@ -12,21 +12,28 @@ import base64
 import json
 import pickle
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from transom_hpc.base.errors import StateError
-from transom_hpc.ckpt import dtypes, kinds, names
+from transom_hpc.ckpt import dtypes, fqn, kinds, names
 from transom_hpc.ckpt.block import Block, block_of
-from transom_hpc.ckpt.nodes import Node, is_scalar, keyed, scalar
+from transom_hpc.ckpt.nodes import Node as Node
+from transom_hpc.ckpt.nodes import is_scalar
+from transom_hpc.ckpt.nodes import keyed as keyed
+from transom_hpc.ckpt.nodes import scalar as scalar
 
 if TYPE_CHECKING:
     import torch
 
 _AS_THEY_ARE = frozenset((type(None), bool, int, str))
+
+_DEPTH = 8
+"""Keys on the way to an optimizer or a module, at most."""
 
 INLINE_BYTES = 256
 """`bytes` up to this long are written into the structure, longer ones get a dataset."""
@@ -54,6 +61,8 @@ class Leaf:
         shape: of what is here.
         lazy: whether it stays as it is until `before_update` is called, as by the optimizer's next step.
         version: of the tensor when the state was walked; None where it has no counter.
+        counted: the DTensor of which source is the part that is here. It has a counter of its own, which is added: what
+            is done to the whole moves that one, what is done to the part moves the part's.
         global_shape, start: of the array of which this is a part, and where it begins there; None where it is whole.
             A part may be empty: a leaf of 0 bytes.
     """
@@ -67,6 +76,7 @@ class Leaf:
     version: int | None = None
     global_shape: tuple[int, ...] | None = None
     start: tuple[int, ...] | None = None
+    counted: torch.Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -77,11 +87,13 @@ class Walked:
         leaves: what has to be copied, each thing once.
         structure: for each outermost key (escaped), its document.
         optimizers: all that were found; what they own is `lazy` among the leaves.
+        called: for each optimizer by its id, names of its parameters by their numbers (see fqn).
     """
 
     leaves: list[Leaf] = field(default_factory=list)
     structure: dict[str, Node] = field(default_factory=dict)
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
+    called: dict[int, dict[int, str]] = field(default_factory=dict)
 
 
 def walk(state: Any, arrays_later: bool = False) -> Walked:
@@ -95,7 +107,7 @@ def walk(state: Any, arrays_later: bool = False) -> Walked:
         StateError: something in it can't be saved. It is named; nothing was done.
     """
     walker = _Walker(Walked(), arrays_later)
-    walker.find_optimizers(state)
+    walker.find_owners(state, ())
     if type(state) in (dict, OrderedDict) and state:
         for key, name, value in keyed(state, ()):
             walker.walked.structure[names.escape(name)] = ["key", scalar(key), walker.node(value, (name,))]
@@ -119,29 +131,39 @@ class _Walker:
     def __init__(self, walked: Walked, arrays_later: bool) -> None:
         self.walked = walked
         self._arrays_later = arrays_later
-        self.owned: set[tuple[Any, ...]] = set()
+        self.owned: dict[tuple[Any, ...], torch.Tensor] = {}  # by their memory
+        self._modules: list[tuple[tuple[str, ...], torch.nn.Module]] = []
         self._keys: dict[int, tuple[Any, ...]] = {}  # of the tensors that optimizers hold, by their id
         self._names: dict[tuple[Any, ...], str] = {}
         self._inside: set[int] = set()
         self._tensors: ModuleType | None = None
 
-    def find_optimizers(self, value: Any, depth: int = 0) -> None:
-        """What optimizers own stays unchanged until their next step. Looked for before the walk, since the model
-        often comes first."""
+    def find_owners(self, value: Any, parts: tuple[str, ...]) -> None:
+        """Optimizers, since what they own stays unchanged until their next step, and modules, whose parameters have
+        names. Looked for before the walk, since either may come first."""
         if kinds.is_optimizer(value):
             self.walked.optimizers.append(value)
             for group in value.param_groups:
-                self.owned.update(_key(_local(p)) for p in group["params"])
+                self._own(group["params"])
             for held in value.state.values():
                 if isinstance(held, dict):
-                    self._keys.update((id(t), _key(_local(t))) for t in held.values() if kinds.is_tensor(t))
-            self.owned.update(self._keys.values())
-        elif depth < 8 and isinstance(value, dict):
-            for item in value.values():
-                self.find_optimizers(item, depth + 1)
-        elif depth < 8 and isinstance(value, (list, tuple)):
-            for item in value:
-                self.find_optimizers(item, depth + 1)
+                    self._own(tensor for tensor in held.values() if kinds.is_tensor(tensor))
+        elif kinds.is_module(value):
+            inner = kinds.unwrap(value)
+            if all(inner is not module for _, module in self._modules):
+                self._modules.append((parts, inner))
+        elif len(parts) < _DEPTH and isinstance(value, dict):
+            for key, item in value.items():
+                self.find_owners(item, (*parts, str(key)))
+        elif len(parts) < _DEPTH and isinstance(value, (list, tuple)):
+            for number, item in enumerate(value):
+                self.find_owners(item, (*parts, str(number)))
+
+    def _own(self, tensors: Iterable[torch.Tensor]) -> None:
+        for tensor in tensors:
+            key = _key(_local(tensor))
+            self._keys[id(tensor)] = key
+            self.owned[key] = tensor
 
     def node(self, value: Any, parts: tuple[str, ...]) -> Node:
         if type(value) in _AS_THEY_ARE:
@@ -205,6 +227,12 @@ class _Walker:
             ) from error
         # What an object keeps changes when the object likes, not when the program says so.
         arrays_later, self._arrays_later = self._arrays_later, False
+        if kind == "optimizer":
+            called = self.walked.called[id(inner)] = fqn.names_of(inner, self._modules)
+            held = fqn.named(held, called)
+        elif kind == "module":
+            called_here = fqn.tidied(held)
+            held = {called_here[key]: value for key, value in held.items()}
         node = self.node(dict(held) if isinstance(held, OrderedDict) else held, parts)
         self._arrays_later = arrays_later
         return [kind, node]
@@ -213,21 +241,28 @@ class _Walker:
         key = self._keys.get(id(tensor))
         dtype = self._tensor_dtype(tensor, parts)
         name = "tensors/" + names.join(parts)
+        counted = None
         if kinds.is_dtensor(tensor):
             block = block_of(tensor)
             if block is None:  # others hold all of it
                 return name
-            tensor = cast("torch.Tensor", block.array)
+            counted, tensor = tensor, _local(tensor)
             dtype = self._tensor_dtype(tensor, parts)
         key = key or _key(tensor)
+        owner = self.owned.get(key)
+        if kinds.is_dtensor(owner):
+            # A detached one, such as a state_dict gives, has another counter than its optimizer's for what is here.
+            counted, tensor = owner, _local(owner)
         nbytes = tensor.nbytes
         known = self._names.setdefault((key, *_place(block)), name) if nbytes else name
         if known == name:
-            counted = not tensor.is_inference()
-            lazy = counted and nbytes > 0 and key in self.owned
-            version = tensor._version if counted else None
-            leaf = Leaf(name, tensor.detach(), dtype, tuple(tensor.shape), nbytes, lazy, version, *_place(block))
-            self.walked.leaves.append(leaf)
+            lazy, version = False, None
+            if not tensor.is_inference():
+                lazy = nbytes > 0 and owner is not None
+                version = tensor._version if counted is None else tensor._version + counted._version
+            self.walked.leaves.append(
+                Leaf(name, tensor.detach(), dtype, tuple(tensor.shape), nbytes, lazy, version, *_place(block), counted)
+            )
         return known
 
     def _tensor_dtype(self, tensor: torch.Tensor, parts: tuple[str, ...]) -> str:
