@@ -19,7 +19,7 @@ from transom_hpc.ckpt import state as states
 from transom_hpc.ckpt.blank import Blanks
 from transom_hpc.ckpt.commit import Job
 from transom_hpc.ckpt.files import Files
-from transom_hpc.ckpt.handover import Handover
+from transom_hpc.ckpt.handover import GATHERING, Handover
 from transom_hpc.ckpt.meeting import Abandoned, Alone, FileMeeting, LeftOut, Meeting
 from transom_hpc.ckpt.orders import Rank
 from transom_hpc.ckpt.recovery import Recovery
@@ -356,6 +356,8 @@ class Checkpointer:
             CorruptCheckpoint: there are checkpoints, and none is whole. Nothing was touched.
         """
         self._open()
+        if launch := fence.environment().get(GATHERING):
+            self._handover.until_gathered(launch)
         recovery = Recovery(
             self.directory,
             state,
@@ -368,6 +370,8 @@ class Checkpointer:
             self._files,
         )
         outcome = recovery.run(self._meet_to_restore())
+        if self.rank == 0 and fence.environment().get("TRANSOM_ATTEMPT") == self.attempt:
+            self._handover.restored(outcome.step, outcome.source)
         if outcome.left_out:
             self._warn(f"restored step {outcome.step} without what does not fit: {outcome.left_out}", by_all=True)
         return outcome.step

@@ -3,6 +3,8 @@ where the server does not."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
 from collections.abc import Callable
 
@@ -21,6 +23,12 @@ SILENT_S = 8.0
 
 TIDY_S = 30.0
 """Longest wait for the server to remove old checkpoints."""
+
+GATHER_S = 30.0
+"""Longest time in which nothing moves while servers bring what other hosts have in memory."""
+
+GATHERING = "TRANSOM_GATHERING"
+"""The variable by which a launcher names the launch whose servers do so; there is nothing to wait for without it."""
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.005, 0.05
 
@@ -41,6 +49,7 @@ class Handover:
         self._orders = Orders(folder.path, files)
         self._server = folder.path / orders.SERVER
         self._clock = clock
+        self._files = files
         self._rank = rank
         self._life = self._orders.enter(rank)
 
@@ -54,6 +63,39 @@ class Handover:
             return orders.is_held(self._server)
         except OSError:
             return False
+
+    def until_gathered(self, attempt: str) -> bool:
+        """Wait until the servers of a launch have brought what this host's ranks need and others have in memory.
+
+        Args:
+            attempt: the launch.
+
+        Returns:
+            Whether they have; False where nothing moved for GATHER_S. Nothing is brought any more then.
+        """
+        folder, files = self._orders.folder, self._files
+        still_s, before = 0.0, orders.Signs()
+        with Bell(folder, self._clock) as bell:
+            while still_s < GATHER_S:
+                now = orders.signs(folder, files)
+                if now.attempt == attempt:
+                    if now.over:
+                        return True
+                    if now != before:
+                        before, still_s = now, 0.0
+                began = self._clock.now()
+                bell.wait(0.1, 0.03)
+                still_s += min(0.5, self._clock.now() - began)
+        log.warning("what other hosts have in memory is not waited for: nothing moved for %g s", GATHER_S)
+        with contextlib.suppress(OSError):
+            orders.sign(folder, orders.Signs(attempt, True, 0), files)
+        return False
+
+    def restored(self, step: int, source: str) -> None:
+        """Leave word of where the state came from, for the launcher. Rank 0 only."""
+        with contextlib.suppress(OSError):
+            said = json.dumps({"step": step, "source": source}).encode()
+            self._files.publish(self._orders.folder / ".restored", said)
 
     def carry_out(self, order: Order, by_ourselves: Callable[[], None]) -> None:
         """Have a save carried out.

@@ -313,11 +313,12 @@ def _handle(held: Any) -> Any:
     return kind.from_address(mpi._addressof(held))
 
 
-def find(world_size: int, sharing: bool) -> tuple[Any, str]:
+def find(world_size: int, sharing: bool, world: Any = None) -> tuple[Any, str]:
     """A communicator of our own of the program's ranks. All ranks must call it, at the same place of the program.
 
     Args:
         world_size: ranks of the program.
+        world: a communicator of them; None for MPI's own of all.
         sharing: take it also where the program has loaded h5py itself. A program whose ranks write HDF5 together may
             wait for a lock of h5py's that another rank's save holds, and that one for this rank.
 
@@ -327,7 +328,8 @@ def find(world_size: int, sharing: bool) -> tuple[Any, str]:
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
         return None, "MPI is not started in this program (import mpi4py.MPI before)"
-    world = mpi.COMM_WORLD
+    if world is None:
+        world = mpi.COMM_WORLD
     if world.Get_size() != world_size:
         return None, f"MPI sees {world.Get_size()} ranks and the program has {world_size}"
     why = "" if mpi.Query_thread() == mpi.THREAD_MULTIPLE else "MPI was not started with THREAD_MULTIPLE"

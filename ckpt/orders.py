@@ -6,6 +6,7 @@
     .rank.PREFIX ATTEMPT      locked by a rank's program as long as it lives
     .order.SEGMENT.SERIAL     a save whose bytes are whole in that segment; locked by whoever works on it
     .answer.SEGMENT.SERIAL    how it ended
+    .gathered                 for which launch the servers bring each host what its ranks need, and how far they are
 
 A lock is the kernel's (flock): it is let go by death, however it comes, so that an order is never worked on twice, and
 is taken up again when the one that worked on it has died.
@@ -30,6 +31,7 @@ from transom_hpc.ckpt.retention import Keep
 from transom_hpc.ckpt.writers import Asked
 
 SERVER = ".server"
+GATHERED = ".gathered"
 _ORDER, _ANSWER, _RANK = ".order.", ".answer.", ".rank."
 
 
@@ -202,6 +204,34 @@ class Orders:
         except FileNotFoundError:
             return []
         return sorted({n.removeprefix(kind) for kind in kinds for n in found if n.startswith(f"{kind}{prefix}")})
+
+
+@dataclass(frozen=True, slots=True)
+class Signs:
+    """How far a gathering is (see gathering).
+
+    Args:
+        attempt: the launch; empty where there was none.
+        over: nothing more is brought.
+        number: changes while something moves.
+    """
+
+    attempt: str = ""
+    over: bool = False
+    number: int = 0
+
+
+def sign(folder: Path, signs: Signs, files: Files) -> None:
+    """Show how far a gathering is."""
+    files.publish(folder / GATHERED, json.dumps(asdict(signs)).encode())
+
+
+def signs(folder: Path, files: Files) -> Signs:
+    """How far a gathering is."""
+    try:
+        return Signs(**json.loads(files.read(folder / GATHERED)))
+    except (OSError, ValueError, TypeError):
+        return Signs()
 
 
 def decode(data: bytes) -> Order:

@@ -22,12 +22,14 @@ from transom_hpc.base.errors import CheckpointError, SaveError
 from transom_hpc.ckpt import commit, fence, h5file, manifest, orders, shm
 from transom_hpc.ckpt.bell import Bell
 from transom_hpc.ckpt.blank import Blanks
+from transom_hpc.ckpt.company import Company
 from transom_hpc.ckpt.fence import Fence
 from transom_hpc.ckpt.files import Files
 from transom_hpc.ckpt.layout import Entry
 from transom_hpc.ckpt.meeting import FileMeeting
-from transom_hpc.ckpt.orders import Claim, Order, Orders, Rank
-from transom_hpc.ckpt.ring import Ring
+from transom_hpc.ckpt.orders import Claim, Order, Orders, Rank, Signs
+from transom_hpc.ckpt.ring import Peer, Ring
+from transom_hpc.ckpt.roster import Roster
 from transom_hpc.ckpt.saver import tidy
 from transom_hpc.ckpt.shm import Segment
 from transom_hpc.ckpt.slots import Left, read_left
@@ -80,6 +82,8 @@ class Server:
         files, clock: the hands.
         together: writes together with the other servers; None where that can't be.
         writer: which writer to take where a program leaves that open.
+        company: the other servers; None where there are none.
+        roster: who takes part in the launch; None where nobody has said.
     """
 
     def __init__(
@@ -89,7 +93,11 @@ class Server:
         clock: Clock,
         together: Collective | None = None,
         writer: Asked = "auto",
+        company: Company | None = None,
+        roster: Roster | None = None,
     ) -> None:
+        self._company = company
+        self._roster = roster
         self._path = folder
         self._files = files
         self._clock = clock
@@ -110,7 +118,7 @@ class Server:
         Raises:
             CheckpointError: the folder is someone else's.
         """
-        while not self._path.exists():
+        while not self._path.exists() and not self._is_on_a_spare():
             if self.leaving:
                 return 0
             self._clock.sleep(POLL_S)
@@ -123,8 +131,20 @@ class Server:
                 return EXIT_NOT_ALONE
             self._clock.sleep(POLL_S)
         log.info("serving %s", self._path)
-        with Bell(self._path, self._clock) as bell:
-            return self._serve(held, bell)
+        if self._company is not None:
+            self._company.begin(self._path)
+        elif self._roster is not None:  # there is nobody from whom anything could come
+            orders.sign(self._path, Signs(self._roster.attempt, True), self._files)
+        try:
+            with Bell(self._path, self._clock) as bell:
+                return self._serve(held, bell)
+        finally:
+            if self._company is not None:
+                self._company.close()
+
+    def _is_on_a_spare(self) -> bool:
+        """Whether nobody else makes the folder."""
+        return self._company is not None and self._company.is_on_a_spare
 
     def _serve(self, held: int, bell: Bell) -> int:
         pulse_at, changed, rang = self._clock.now(), 0, False
@@ -173,11 +193,15 @@ class Server:
             try:
                 order = orders.decode(claim.order)
                 left = self._find(order)
+                if self._company is not None:
+                    self._company.save(order, left)
                 self._carry_out(order, left)
             except BaseException as found:  # the program that asked for it reports it
                 log.info("%s: %s: %s", name, type(found).__name__, found)
                 error = found
             self._orders.answer(name, error)
+            if error is None and order is not None and self._company is not None:
+                self._company.committed(order)
             del left  # giving its memory back takes time that nobody should wait for
             if not self._files.exists(self._path / name.rpartition(".")[0]):
                 self._orders.forget(name)  # its program is dead, or has given us up
@@ -240,18 +264,26 @@ def main() -> None:
     parser.add_argument("--shm", required=True, type=Path, help="the staging folder, in /dev/shm")
     parser.add_argument("--ranks", type=int, default=1, help="servers of this step; above one they meet over MPI")
     parser.add_argument("--writer", choices=ASKED, default="auto", help="where a program leaves it open")
+    parser.add_argument("--roster", type=Roster.parse, help="who takes part, as JSON")
+    parser.add_argument("--limit", type=int, help="bytes that all segments of a host may take together")
     given = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {os.uname().nodename}: %(message)s")
     for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
         signal.signal(number, _ignore)  # Slurm signals every step
     h5file.load()
     files, clock = Files(), SystemClock()
-    together = None
+    together, company, roster = None, None, given.roster
     if given.ranks > 1:
-        ring = Ring()
+        me = Peer(
+            os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0],
+            os.environ.get("SLURM_TOPOLOGY_ADDR", ""),
+        )
+        ring = Ring(me)
         log.info("rank %d of %d, for %d nodes", ring.rank, ring.size, given.ranks)
-        together = ring.writer(files, clock)
-    server = Server(given.shm, files, clock, together, given.writer)
+        together = ring.writer(files, clock, roster.serving if roster else [peer.host for peer in ring.peers])
+        if roster is not None and ring.size == given.ranks:
+            company = Company(me.host, ring.peers, ring, roster, given.limit, files, clock)
+    server = Server(given.shm, files, clock, together, given.writer, company, roster)
 
     def leave(_number: int, _frame: object) -> None:
         server.leaving = True

@@ -32,6 +32,7 @@ _GONE = ".gone-"
 _TRIES = 10
 _MAGIC = b"TRNSMSEG"
 _STRUCT = struct.Struct("<8sIIQQQ64s40s")  # magic, format, state, uid, step, table bytes, attempt, boot id
+_SUMS = struct.Struct("<QQQ")  # bytes of the arrays, sum of the table, sum of the above
 _FORMAT = 1
 _WHOLE = 1
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE; Python has no name for it yet
@@ -49,6 +50,8 @@ class Header:
     step: int
     attempt: str
     table: bytes
+    used: int
+    """Bytes that the arrays take, in whole pages; the table comes behind them."""
 
 
 class Segment:
@@ -160,7 +163,7 @@ class Segment:
         packed = _STRUCT.pack(
             _MAGIC, _FORMAT, _WHOLE, os.getuid(), step, len(table), attempt.encode()[:64], boot_id().encode()
         )
-        sums = struct.pack("<QQQ", align(used), xxhash.xxh3_64_intdigest(table), xxhash.xxh3_64_intdigest(packed))
+        sums = _SUMS.pack(align(used), xxhash.xxh3_64_intdigest(table), xxhash.xxh3_64_intdigest(packed))
         self._map[_STRUCT.size : _STRUCT.size + len(sums)] = sums
         self._map[: _STRUCT.size] = packed
 
@@ -171,14 +174,19 @@ class Segment:
         magic, version, state, uid, step, table_bytes, attempt, boot = _STRUCT.unpack(packed)
         if magic != _MAGIC or version != _FORMAT or state != _WHOLE or uid != os.getuid():
             return None
-        used, table_sum, own_sum = struct.unpack("<QQQ", self._map[_STRUCT.size : _STRUCT.size + 24])
+        used, table_sum, own_sum = _SUMS.unpack(self._map[_STRUCT.size : _STRUCT.size + _SUMS.size])
         if own_sum != xxhash.xxh3_64_intdigest(packed) or boot.rstrip(b"\0").decode("ascii", "replace") != boot_id():
             return None
         at = HEADER_BYTES + used
         table = bytes(self._map[at : at + table_bytes])
         if len(table) != table_bytes or table_sum != xxhash.xxh3_64_intdigest(table):
             return None
-        return Header(step, attempt.rstrip(b"\0").decode("utf-8", "replace"), table)
+        return Header(step, attempt.rstrip(b"\0").decode("utf-8", "replace"), table, used)
+
+    def mark(self) -> bytes:
+        """What changes as soon as anything in it may: `forget` comes before the first byte that is written."""
+        assert self._map is not None
+        return bytes(self._map[: _STRUCT.size + _SUMS.size])
 
 
 class Folder:

@@ -23,6 +23,9 @@ log = logging.getLogger("transom_hpc.ckpt")
 
 SLOTS = 2
 
+COPY = "copy."
+"""How the names of segments begin that are kept for another host."""
+
 
 @dataclass(frozen=True, slots=True)
 class Left:
@@ -53,12 +56,22 @@ def read_left(segment: Segment) -> Left | None:
         if header is None:
             return None
         table: Mapping[str, object] = json.loads(header.table)
-        if not segment.path.name.startswith(str(table["whose"])):
+        if not segment.path.name.removeprefix(COPY).startswith(str(table["whose"])):
             return None  # another rank's under this one's name
         entries = [manifest.entry_from_json(item) for item in table["entries"]]  # type: ignore[attr-defined]
         return Left(header.step, header.attempt, table["world_size"], entries, table["places"], segment)  # type: ignore[arg-type]
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def group(directory: Path) -> str:
+    """How the names of all segments begin that have to do with a checkpoint directory."""
+    return xxhash.xxh3_64_hexdigest(str(directory.resolve()).encode())[:8]
+
+
+def prefix(directory: Path, rank: int) -> str:
+    """How the names of a rank's segments begin."""
+    return f"{group(directory)}-rank-{rank:05d}."
 
 
 class Slots:
@@ -86,7 +99,7 @@ class Slots:
         local_ranks: int,
     ) -> None:
         self._folder = folder
-        self.prefix = f"{xxhash.xxh3_64_hexdigest(str(directory.resolve()).encode())[:8]}-rank-{rank:05d}."
+        self.prefix = prefix(directory, rank)
         self._world_size = world_size
         self._attempt = attempt
         self._files = files

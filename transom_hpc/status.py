@@ -288,4 +288,6 @@ def advise(job_id: str, job: JobNow, history: History) -> tuple[str, ...]:
         lines.append(f"monitoring: {history.monitoring}")
     if history.server and history.phase in ("launching", "running"):
         lines.append(f"checkpoints: {history.server}")
+    if history.memory and history.phase in ("launching", "running"):
+        lines.append(f"memory: {history.memory}")
     return tuple(lines)

@@ -31,6 +31,7 @@ _HELP = {
     "run_dir": "Run directory; an old one goes on from its checkpoint.",
     "save_every": "Steps between checkpoints.",
     "keep": "Checkpoints to keep.",
+    "copies": "Nodes that keep a copy of a node's staged state.",
     "start_deadline_s": "Seconds until the first step.",
     "hang_after_s": "Seconds without a step that mean a hang.",
     "local": "Run here, without Slurm, for debugging.",
@@ -103,6 +104,7 @@ def render(program: tuple[str, ...], **values: Any) -> None:
 @click.option("--site", default="default", show_default=True, help="Site config: a name or a path.")
 @click.option("--save-every", type=int, default=100, show_default=True, help="Steps between checkpoints.")
 @click.option("--keep", type=int, default=3, show_default=True, help="Checkpoints to keep.")
+@click.option("--copies", type=int, help="Nodes that keep a copy of a node's staged state.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
 def launch(
     program: tuple[str, ...], run_dir: str | None, submitted: bool, spares: int, site: str, **values: Any

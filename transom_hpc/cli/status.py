@@ -150,6 +150,9 @@ def _screen(item: RunStatus) -> Any:
         grid.add_row("checkpoint", f"step {item.committed}{age}")
     else:
         grid.add_row("checkpoint", "none yet")
+    if history.restored is not None and history.restored[0]:
+        step, source = history.restored
+        grid.add_row("restored", f"step {step} from {'memory' if source.startswith('memory:') else 'disk'}")
     steps, seconds = item.at_risk
     if item.phase not in ("ended well", "ended badly", "local"):
         grid.add_row("at risk", f"{steps} steps" + (f", {duration(seconds)}" if seconds else ""))
@@ -206,6 +209,7 @@ def _facts(item: RunStatus) -> dict[str, Any]:
         "committed_age_s": item.committed_age_s,
         "at_risk_steps": steps,
         "at_risk_s": seconds,
+        "restored": None if history.restored is None else dict(zip(("step", "source"), history.restored, strict=True)),
         "restarts": [
             {
                 "attempt": str(facts.attempt),

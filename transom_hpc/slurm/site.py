@@ -54,6 +54,12 @@ class SiteConfig:
     """After how many periods without a word a node counts as silent."""
     staging_bytes: _Positive | None = None
     """Shared memory of a node that checkpoints may use; None: found out on the node."""
+    copies: _NotNegative = 1
+    """How many other nodes keep a copy of what a node has staged."""
+    copy_distance: _Positive = 1
+    """The first of them is so many places after it in the order of ranks."""
+    switches: dict[str, str] = field(default_factory=dict)
+    """Which nodes hang on which switch, as host lists; empty: as Slurm says."""
     stripe_bytes: _Positive = 4096
     """What the data in checkpoint files is aligned to."""
     data_files: _Positive = 1

@@ -51,6 +51,8 @@ class History:
         excluded: hosts in the job's ExcNodeList as last written by us.
         monitoring: "" while the sidecar works, else what is wrong with it.
         server: "" while the checkpoint server works, or will again; else what is wrong with it.
+        memory: "" while hosts keep copies of each other's memory, or are not asked to; else what is wrong.
+        restored: the step that the program began from, and where it was; None before that.
     """
 
     job_ids: tuple[str, ...] = ()
@@ -69,6 +71,8 @@ class History:
     excluded: tuple[str, ...] = ()
     monitoring: str = ""
     server: str = ""
+    memory: str = ""
+    restored: tuple[int, str] | None = None
 
 
 _PHASES = {
@@ -125,7 +129,12 @@ class _Folding:
                     self.jobs.append(str(facts["job_id"]))
             case "launch":
                 values["hosts"], values["spares"] = tuple(facts["hosts"]), tuple(facts["spares"])
-                values["server"] = ""
+                values["server"] = values["memory"] = ""
+                values["restored"] = None
+            case "copies":
+                values["memory"] = facts["problem"] if facts["of"] else values.get("memory", "")
+            case "restored":
+                values["restored"] = (int(facts["step"]), str(facts["source"]))
             case "running":
                 values["step"] = int(facts["step"])
                 last = self.restarts[-1] if self.restarts else None

@@ -1,16 +1,21 @@
 """The launcher's hold on the checkpoint server: starts its step, and starts it again when it ends too early.
 
 It stays from one launch to the next as long as the hosts are the same. One that can't be kept alive is given up for the
-launch, and said; saves are written by the program itself then.
+launch, and said; saves are written by the program itself then. Spares have a server too, which keeps copies of other
+hosts' memory. What servers and the program tell of memory is read here: lines of the server's log, and a small file.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from transom_hpc.base.clock import Clock
+from transom_hpc.slurm.hosts import expand_hosts
 from transom_hpc.slurm.site import SiteConfig
 from transom_hpc.tol.attempt import Attempt
 from transom_hpc.tol.job import Job
@@ -18,6 +23,9 @@ from transom_hpc.tol.rundir import RunDir
 from transom_hpc.tol.steps import Step, Steps
 
 _TRIES = 5
+_MARK = "@transom "
+_RESTORED = ".restored"  # rank 0 leaves it on its host, which is the launcher's
+_READ_BYTES = 1 << 20
 DRAIN_S = 15.0
 """Longest wait of a new launch for the saves of the one before it."""
 
@@ -28,15 +36,29 @@ class Keeper:
     Args:
         steps: starts it.
         job: the Slurm job.
-        site: says who writes.
+        site: says who writes, and what is known of switches.
         run: the run directory, for the log, and for the saves under way.
         report: is told what is wrong, and whether it stays so for this launch.
         clock: time.
+        per_host: ranks of the program on each host.
+        copies: how many hosts keep a copy of each host's memory.
     """
 
     def __init__(
-        self, steps: Steps, job: Job, site: SiteConfig, run: RunDir, report: Callable[[str, bool], None], clock: Clock
+        self,
+        steps: Steps,
+        job: Job,
+        site: SiteConfig,
+        run: RunDir,
+        report: Callable[[str, bool], None],
+        clock: Clock,
+        per_host: int = 1,
+        copies: int = 1,
     ) -> None:
+        self._per_host = per_host
+        self._copies = copies
+        self._spares: tuple[str, ...] = ()
+        self._read_to: dict[Path, int] = {}
         self._steps = steps
         self._job = job
         self._site = site
@@ -44,17 +66,32 @@ class Keeper:
         self._report = report
         self._clock = clock
         self._step: Step | None = None
-        self._attempt = Attempt(0, 0)
+        self._attempt = self._begun = Attempt(0, 0)
         self._hosts: tuple[str, ...] = ()
         self._ended = 0
         self._resting = False
         self._retry_at: float | None = None
 
-    def start(self, attempt: Attempt, hosts: Sequence[str]) -> None:
-        """Have a server on each of these hosts for this launch."""
+    def start(self, attempt: Attempt, hosts: Sequence[str], spares: Sequence[str] = ()) -> None:
+        """Have a server on each of these hosts, and on each spare, for this launch."""
         self.end_unless(hosts)
         self._attempt, self._hosts, self._ended, self._resting = attempt, tuple(hosts), 0, False
         if self._step is None:
+            self._spares = tuple(spares)
+            self._start()
+
+    def stays(self, hosts: Collection[str]) -> bool:
+        """Whether a launch on these hosts keeps the servers that there are, and so all memory where it is."""
+        return set(hosts) == set(self._hosts)
+
+    def drop(self, host: str) -> None:
+        """A spare is lost: the others go on without it. One with ranks is a matter of the next launch."""
+        if host not in self._spares:
+            return
+        self._spares = tuple(name for name in self._spares if name != host)
+        step, self._step = self._step, None
+        if step is not None:  # Slurm would end it later, when it has noticed too
+            step.end()
             self._start()
 
     def look(self) -> None:
@@ -85,7 +122,7 @@ class Keeper:
 
     def end_unless(self, hosts: Collection[str]) -> None:
         """End the step by force where it is not for these hosts."""
-        if set(hosts) == set(self._hosts):
+        if self.stays(hosts):
             return
         self._retry_at, self._hosts = None, ()
         step, self._step = self._step, None
@@ -103,7 +140,7 @@ class Keeper:
             hurry: whether there is something else to do.
         """
         until = self._clock.now() + DRAIN_S
-        while set(hosts) == set(self._hosts) and self._run.saves_under_way(str(attempt)):
+        while self.stays(hosts) and self._run.saves_under_way(str(attempt)):
             self.look()
             if self._step is None and self._retry_at is None:
                 return
@@ -115,12 +152,15 @@ class Keeper:
             self._clock.sleep(0.05)
 
     def _start(self) -> None:
-        self._retry_at = None
+        self._retry_at, self._begun = None, self._attempt
         # A file of the user's that is called like a standard module must not replace it: -P.
         argv = [sys.executable, "-P", "-m", "transom_hpc.ckpt.server", f"--shm={self._job.shm}"]
-        argv += [f"--ranks={len(self._hosts)}", f"--writer={self._site.writer}"]
+        everywhere = (*self._hosts, *(self._spares if self._copies else ()))
+        argv += [f"--ranks={len(everywhere)}", f"--writer={self._site.writer}", f"--roster={self._roster()}"]
+        if self._site.staging_bytes is not None:
+            argv.append(f"--limit={self._site.staging_bytes}")
         try:
-            self._step = self._steps.server(argv, self._hosts, {"TRANSOM_SERVER": str(self._job.shm)}, self._log())
+            self._step = self._steps.server(argv, everywhere, {"TRANSOM_SERVER": str(self._job.shm)}, self._log())
         except OSError as error:  # no room for its log, no process to be had
             self._ended += 1
             if self._ended >= _TRIES:
@@ -131,5 +171,48 @@ class Keeper:
             self._report(f"the checkpoint server can't be started ({error}) and is tried again", False)
             self._retry_at = self._clock.now() + 2.0**self._ended
 
+    def _roster(self) -> str:
+        """Who takes part, as the servers read it."""
+        here = {*self._hosts, *self._spares}
+        switches = {host: name for name, text in self._site.switches.items() for host in expand_hosts(text)}
+        facts = {
+            "attempt": str(self._attempt),
+            "serving": self._hosts,
+            "spares": self._spares if self._copies else (),
+            "per_host": self._per_host,
+            "switches": {host: name for host, name in switches.items() if host in here},
+            "copies": self._copies,
+            "distance": self._site.copy_distance,
+            "directory": str(self._run.checkpoints),
+        }
+        return json.dumps(facts, separators=(",", ":"))
+
+    def news(self) -> Iterator[dict[str, Any]]:
+        """What servers and the program have told of memory since the last call: `kind` and facts."""
+        restored = self._job.shm / _RESTORED
+        with contextlib.suppress(OSError, ValueError):
+            text = restored.read_text()
+            restored.unlink()
+            yield {"kind": "restored", **json.loads(text)}
+        with contextlib.suppress(OSError):
+            for line in self._new_lines(self._log()):
+                _, mark, text = line.partition(_MARK)
+                with contextlib.suppress(ValueError):
+                    found = json.loads(text) if mark else None
+                    if isinstance(found, dict) and "kind" in found:
+                        yield found
+
+    def _new_lines(self, path: Path) -> list[str]:
+        """Whole lines of a log that have come since the last call."""
+        begin = self._read_to.setdefault(path, 0)
+        if path.stat().st_size <= begin:
+            return []
+        with path.open("rb") as file:
+            file.seek(begin)
+            data = file.read(_READ_BYTES)
+        whole = data[: data.rfind(b"\n") + 1]
+        self._read_to[path] = begin + (len(whole) or len(data) * (len(data) == _READ_BYTES))
+        return whole.decode("utf-8", "replace").splitlines()
+
     def _log(self) -> Path:
-        return self._run.logs / f"{self._attempt}-server.log"
+        return self._run.logs / f"{self._begun}-server.log"

@@ -73,7 +73,17 @@ class Launcher:
         self._signals: list[int] = []
         self._program: Step | None = None
         self._watcher = Watcher(self._steps, job, site, run, self._monitoring_problem, self._clock)
-        self._keeper = Keeper(self._steps, job, site, run, self._server_problem, self._clock)
+        spec = submitted.spec
+        self._keeper = Keeper(
+            self._steps,
+            job,
+            site,
+            run,
+            self._server_problem,
+            self._clock,
+            spec.tasks_per_node,
+            site.copies if spec.copies is None else spec.copies,
+        )
         self._deadline: float | None = None
         self._attempt = Attempt(0, 0)
         self._diary = Diary()
@@ -155,6 +165,8 @@ class Launcher:
     def _events(self) -> list[events.Event]:
         found: list[events.Event] = []
         self._keeper.look()
+        for news in self._keeper.news():
+            self._memory_news(news)
         messages = self._watcher.messages(_TICK_S)
         if messages:
             self._pace.heard()
@@ -219,6 +231,8 @@ class Launcher:
                     self._deadline = self._clock.now() + seconds
                 case events.Probe(hosts):
                     lost = self._probe(hosts)
+                    for host in lost:
+                        self._keeper.drop(host)
                     found = [events.Host(host, Cause.HOST_LOST, evidence) for host, evidence in lost.items()]
                     return self._handle(events.Probed(tuple(found)))
                 case events.Record(kind, restart):
@@ -241,6 +255,7 @@ class Launcher:
                 return [events.Isolated(f"while this host was not heard, {by} has spoken for the job")]
             case verdict.Verdict(cause="silent" | "missing"):
                 self._watcher.drop(message.host)
+                self._keeper.drop(message.host)
                 return [events.HostBad(message.host, Cause.HOST_SILENT, message.evidence, self._committed())]
         return []
 
@@ -265,16 +280,19 @@ class Launcher:
         spec = self._submitted.spec
         self._job.shm.mkdir(mode=0o700, exist_ok=True)
         (self._job.shm / "stop").unlink(missing_ok=True)
+        environment = self._program_environment()
+        if action.launch > 1 and not self._keeper.stays(action.hosts):
+            environment["TRANSOM_GATHERING"] = str(self._attempt)  # new servers bring what other hosts have in memory
         self._program = self._steps.program(
             self._submitted.program,
             action.hosts,
             tasks_per_node=spec.tasks_per_node,
-            environment=self._program_environment(),
+            environment=environment,
             prefix=self._dir.logs / str(self._attempt),
         )
         self._pace = self._new_pace()
         self._watcher.start(self._attempt, (*action.hosts, *action.spares))
-        self._keeper.start(self._attempt, action.hosts)
+        self._keeper.start(self._attempt, action.hosts, action.spares)
 
     def _new_pace(self) -> Pace:
         spec = self._submitted.spec
@@ -369,6 +387,23 @@ class Launcher:
     def _server_problem(self, problem: str, lasting: bool) -> None:
         self._record("server", problem=problem, lasting=lasting)
         self._say(problem)
+
+    def _memory_news(self, news: dict[str, Any]) -> None:
+        """What servers tell of copies, and of what they brought after a loss; where the program has restored from."""
+        kind = news.pop("kind")
+        if kind == "copies":
+            self._record("copies", problem=str(news.get("problem", "")), of=str(news.get("host", "")))
+            self._say(str(news.get("problem", "")) or f"copies of {news.get('host')} are made again")
+        elif kind == "gathered":
+            self._record(
+                "gathered", **{name: news.get(name) for name in ("steps", "moved", "bytes", "seconds", "lost")}
+            )
+            spoilt = news.get("spoilt") or {}
+            for text in [*news.get("lost", ()), *(f"{place}: {why}" for place, why in spoilt.items())]:
+                self._record("copies", problem=text, of="")
+                self._say(text)
+        elif kind == "restored":
+            self._record("restored", **{name: news.get(name) for name in ("step", "source")})
 
     def _committed(self) -> int:
         try:

@@ -32,6 +32,7 @@ class JobSpec:
             already goes on from its newest checkpoint.
         save_every: steps between checkpoints.
         keep: how many committed checkpoints are kept.
+        copies: how many other nodes keep a copy of what a node has staged; None: as the site config says.
         start_deadline_s: seconds from the start of the program to its first step before it counts as hung; None: half
             an hour for a program that uses a Checkpointer, no limit for one that doesn't.
         hang_after_s: seconds without a step before the program counts as hung; None: learned from its own step times.
@@ -55,6 +56,7 @@ class JobSpec:
     run_dir: str | None = None
     save_every: int = 100
     keep: int = 3
+    copies: int | None = None
     start_deadline_s: float | None = None
     hang_after_s: float | None = None
     local: bool = False
@@ -68,7 +70,7 @@ class JobSpec:
             parse_time(self.time)
         expand_hosts(self.exclude)
         smallest = {"nodes": 1, "spares": 0, "tasks_per_node": 1, "save_every": 1, "keep": 1}
-        optional = {"cpus_per_task": 1, "gpus_per_node": 0}
+        optional = {"cpus_per_task": 1, "gpus_per_node": 0, "copies": 0}
         for name, least in {**smallest, **optional}.items():
             value = getattr(self, name)
             if value is None and name in optional:

@@ -1,0 +1,130 @@
+"""Hosts that keep copies of each other's memory: `mpirun -n N python neighbours_worker.py SCENARIO FACTS`.
+
+Each process is a host with a staging folder, a checkpoint server and one rank of the program; those beyond the hosts
+that serve are spares, without a rank.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from transom_hpc.base.clock import SystemClock
+from transom_hpc.ckpt import Checkpointer, h5file
+from transom_hpc.ckpt.company import Company
+from transom_hpc.ckpt.files import Files
+from transom_hpc.ckpt.handover import GATHERING
+from transom_hpc.ckpt.ring import Peer, Ring
+from transom_hpc.ckpt.roster import Roster
+from transom_hpc.ckpt.server import Server
+
+FACTS = json.loads(sys.argv[2])
+NUMBER = MPI.COMM_WORLD.Get_rank()
+HOST = FACTS["hosts"][NUMBER]
+SERVING = FACTS["serving"]
+RANK = SERVING.index(HOST) if HOST in SERVING else None
+FOLDER = Path(FACTS["shm"]) / HOST
+
+
+def state(step: int) -> dict[str, Any]:
+    own = np.random.default_rng(1000 * step + (RANK or 0))
+    return {
+        "own": own.random(FACTS.get("elements", 300_000)),
+        "large": own.integers(0, 255, 5_000_001, dtype="u1"),  # its end is not that of a page
+        "same": np.arange(1000.0) + step,
+        "none": np.zeros((0, 3)),
+        "text": f"rank {RANK}",
+        "n": step,
+    }
+
+
+def is_same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def until(ready: Callable[[], Any], seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not ready():
+        if time.monotonic() > end:
+            say(error="not in time")
+            os._exit(1)
+        time.sleep(0.01)
+
+
+def say(**facts: Any) -> None:
+    print(json.dumps({"host": HOST, **facts}), flush=True)
+
+
+def serve() -> tuple[Server, Company, threading.Thread]:
+    files, clock = Files(), SystemClock()
+    h5file.load()
+    ring = Ring(Peer(HOST, FACTS.get("switches", {}).get(HOST, "")))
+    spares = [host for host in FACTS["hosts"] if host not in SERVING]
+    roster = Roster(FACTS["attempt"], SERVING, spares, 1, {}, FACTS.get("copies", 1), 1, Path(FACTS["directory"]))
+    company = Company(HOST, ring.peers, ring, roster, FACTS.get("limit"), files, clock)
+    server = Server(FOLDER, files, clock, ring.writer(files, clock, SERVING), "direct", company, roster)
+    thread = threading.Thread(target=server.serve, daemon=True)
+    thread.start()
+    return server, company, thread
+
+
+def checkpointer() -> Checkpointer:
+    assert RANK is not None
+    return Checkpointer(
+        FACTS["directory"], RANK, len(SERVING), attempt=FACTS["attempt"], shm=FOLDER, on_save_error="raise", keep=2
+    )
+
+
+def leave(thread: threading.Thread, server: Server) -> None:
+    """As if the host's processes were killed; memory stays as it is."""
+    server.leaving = True
+    MPI.COMM_WORLD.Barrier()
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def copied() -> None:
+    """Save some steps; each copy arrives."""
+    server, company, thread = serve()
+    until(lambda: company._neighbours)
+    if RANK is not None:
+        ckpt = checkpointer()
+        for number, step in enumerate(FACTS["steps"], 1):
+            ckpt.save(step, state(step), block=True)
+            wanted = number * min(FACTS.get("copies", 1), len(FACTS["hosts"]) - 1)
+            until(lambda wanted=wanted: company._neighbours.sent >= wanted)  # type: ignore[union-attr,misc]
+    say(sent=company._neighbours.sent)  # type: ignore[union-attr]
+    leave(thread, server)
+
+
+def restored() -> None:
+    """Restore, from whatever memory."""
+    os.environ[GATHERING] = FACTS["attempt"]
+    server, company, thread = serve()
+    if RANK is not None:
+        ckpt = checkpointer()
+        found = {
+            name: np.zeros_like(value) if isinstance(value, np.ndarray) else None for name, value in state(0).items()
+        }
+        began = time.monotonic()
+        step = ckpt.restore(found)
+        say(step=step, same=is_same(found, state(step)), seconds=time.monotonic() - began)
+    leave(thread, server)
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("error")
+    import logging
+
+    logging.basicConfig(level=logging.INFO, format=f"{HOST} %(message)s")
+    globals()[sys.argv[1]]()
