@@ -116,7 +116,8 @@ def is_together(
         indices = torch.arange(size)
         for ranks, own, placement in zip(mesh, coordinate, placements, strict=True):
             if getattr(placement, "dim", None) == dim:
-                parts, _ = placement._split_tensor(indices, ranks, with_padding=False, contiguous=False)
+                along = type(placement)(0, split_factor=placement.split_factor) if _is_strided(placement) else Shard(0)
+                parts, _ = along._split_tensor(indices, ranks, with_padding=False, contiguous=False)
                 indices = parts[own]
         if indices.numel() > 1 and int(indices[-1] - indices[0]) != indices.numel() - 1:
             return False
