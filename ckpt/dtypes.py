@@ -115,3 +115,11 @@ def storage(dtype: str) -> Storage:
 def is_torch(dtype: str) -> bool:
     """Whether a tensor, not a numpy array, has this type."""
     return dtype in _TORCH
+
+
+def torch_name(dtype: str) -> str | None:
+    """The torch type of a numpy array whose bits a tensor can hold as they are; None where there is none."""
+    if not dtype.startswith(_NUMPY):
+        return None
+    same = [name for name, held in _TORCH.items() if name not in _AS_BITS and _NUMPY + held == dtype]
+    return same[0] if same else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import numpy
@@ -61,6 +62,106 @@ def test_show(run: Path) -> None:
     assert missing.exception is not None
     assert "no checkpoint of step 15" in str(missing.exception)
     assert "there are 10, 20" in str(missing.exception)
+
+
+def test_show_by_its_own_folder(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = run / "checkpoints" / "step-000000010"
+    assert json.loads(call("show", folder, "--json").stdout)["step"] == 10
+    monkeypatch.chdir(folder)
+    assert json.loads(call("show", ".", "--json").stdout)["step"] == 10
+    assert call("verify", folder).exit_code == 0
+    assert "no checkpoint of step 20" in str(call("show", folder, "20").exception)
+    assert "no checkpoint in" in str(call("rm", folder, "10", "--yes").exception), "rm looks at all that are there"
+
+
+def test_diff(run: Path) -> None:
+    answer = call("diff", run, "10", "20")
+    assert answer.exit_code == 1
+    assert max(map(len, answer.stdout.splitlines())) <= 80
+    assert [line.split() for line in answer.stdout.splitlines()] == [
+        ["ARRAY", "MAX", "ABS", "MAX", "REL", "DIFFER", "NAN"],
+        ["weights", "10", "0.5", "100.0%"],
+        ["0", "arrays", "are", "bitwise", "equal,", "1", "arrays", "differ", "(80", "kB", "read)"],
+    ]
+    facts = json.loads(call("diff", run, "20", "10", "--json").stdout)
+    assert (facts["same"], facts["equal"], facts["others"]) == (False, 0, [])
+    assert facts["arrays"][0] == {
+        "name": "weights", "rank": None, "what": "other values", "a": "numpy:<f8 5000", "b": "numpy:<f8 5000",
+        "elements": 5000, "differing": 5000, "nans": 0, "max_abs": 10.0, "max_rel": 0.5,
+    }  # fmt: skip
+    folders = [run / "checkpoints" / f"step-{step:09d}" for step in (10, 20)]
+    assert call("diff", *folders).stdout == answer.stdout
+    same = call("diff", run, "10", "10")
+    assert (same.exit_code, same.stdout) == (0, "1 arrays are bitwise equal, nothing differs (0 B read)\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("10", "15"), "no checkpoint of step 15"),
+        (("ten", "20"), "must be steps"),
+        ((), "diff takes RUN STEP_A STEP_B"),
+        (("10", "20", "30"), "diff takes RUN STEP_A STEP_B"),
+        (("--jsn",), "No such option"),
+    ],
+)
+def test_diff_in_trouble(run: Path, arguments: tuple[str, ...], why: str) -> None:
+    answer = call("diff", run, *arguments)
+    assert answer.exit_code == 2
+    assert why in answer.stderr
+
+
+def test_diff_of_damage(run: Path) -> None:
+    damage(run, 10)
+    answer = call("diff", run, "10", "20")
+    assert (answer.exit_code, answer.stdout) == (2, "")
+    assert "weights: the bytes have changed" in answer.stderr
+
+
+def test_diff_with_infinity_and_long_names(tmp_path: Path) -> None:
+    for step, value in ((1, 0.0), (2, math.inf)):
+        with Checkpointer(tmp_path, keep=9) as checkpointer:
+            state = {"transformer.layers.11.attention.output.projection" * 2: numpy.full(3, value), "n": step}
+            checkpointer.save(step, state | {f"x{i}": numpy.full(2, step) for i in range(40)}, block=True)
+    facts = json.loads(call("diff", tmp_path, "1", "2", "--json").stdout)
+    assert (facts["arrays"][0]["max_abs"], facts["others"][0]["b"]) == ("inf", "2")
+    shown = call("diff", tmp_path, "1", "2").stdout
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "n: 1 / 2" in shown
+    assert "and 11 more; --all shows them" in shown
+    assert "more" not in call("diff", tmp_path, "1", "2", "--all").stdout
+
+
+def test_export_and_import(run: Path, tmp_path: Path) -> None:
+    assert "array" in call("export", run, "10", tmp_path / "x.pt").stdout
+    done = json.loads(call("export", run, tmp_path / "x.safetensors", "--json").stdout)
+    assert (done["step"], done["arrays"], done["tied"]) == (20, 1, {})
+    assert done["left_out"] == [{"name": "name", "why": "no tensor"}]
+    again = call("export", run, tmp_path / "x.safetensors")
+    assert "is there already; --force replaces it" in str(again.exception)
+    forced = call("export", run, tmp_path / "x.safetensors", "--force").stdout
+    assert "left out: name (no tensor)" in forced
+    made = call("import", tmp_path / "x.safetensors", run, "--step", "15", "--as", "state")
+    assert made.exit_code == 0
+    assert "state: as of modules" in made.stdout
+    assert "restore takes the newest step, which is 20" in made.stdout
+    facts = json.loads(call("show", run, "15", "--json").stdout)
+    assert facts["arrays"][0]["name"] == "state/weights"
+    answer = call("import", tmp_path / "x.pt", run, "--step", "15")
+    assert "step 15 of" in str(answer.exception)
+    made = json.loads(call("import", tmp_path / "x.pt", tmp_path / "new", "--step", "3", "--json").stdout)
+    assert (made["step"], made["newest"], made["places"]) == (3, True, {"weights": "plain", "name": "plain"})
+    assert "export takes RUN, one STEP" in str(call("export", run, "10", "20", tmp_path / "y.pt").exception)
+    assert call("export", run, "x.pt", tmp_path / "y.pt").exit_code == 2
+    assert call("import", tmp_path / "x.pt", run).exit_code == 2
+
+
+def test_import_into_a_new_run(run: Path, tmp_path: Path) -> None:
+    call("export", run, tmp_path / "x.pt")
+    (tmp_path / "fresh").mkdir()
+    RunDir(tmp_path / "fresh").write(Submitted(JobSpec(), ("true",), "/", job_id="7013"))
+    assert call("import", tmp_path / "x.pt", tmp_path / "fresh", "--step", "1").exit_code == 0
+    assert [path.name for path in (tmp_path / "fresh" / "checkpoints").glob("step*")] == ["step-000000001"]
 
 
 def test_verify_names_the_place(run: Path) -> None:

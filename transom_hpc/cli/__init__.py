@@ -14,7 +14,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "submit": ("transom_hpc.cli.run", "submit", "Submit a program as a fault-tolerant job."),
     "render": ("transom_hpc.cli.run", "render", "Print the batch script that submit would use."),
     "status": ("transom_hpc.cli.status", "status", "Show what a run does, and why."),
-    "ckpt": ("transom_hpc.cli.ckpt", "ckpt", "List, show, verify and remove checkpoints."),
+    "ckpt": ("transom_hpc.cli.ckpt", "ckpt", "List, show, verify, compare, export, import checkpoints."),
     "launch": ("transom_hpc.cli.run", "launch", "Supervise a program inside a job (batch scripts call it)."),
     "drill": ("transom_hpc.cli.drill", "drill", "Train in a lab, crash a host, and see the run recover."),
     "lab": ("transom_hpc.cli.lab", "lab", "A real Slurm of several hosts on this machine."),

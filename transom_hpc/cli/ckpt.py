@@ -5,76 +5,39 @@ from __future__ import annotations
 import json
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from transom_hpc.base.errors import CorruptCheckpoint, RunDirError, UsageError
+from transom_hpc.base.errors import CorruptCheckpoint, UsageError
+from transom_hpc.cli.checkpoints import JSON, RUN, chosen, directory, folders, progress, read
+from transom_hpc.cli.diff import diff
+from transom_hpc.cli.exchange import export, import_
 from transom_hpc.cli.text import duration, size
-
-if TYPE_CHECKING:
-    from transom_hpc.ckpt.catalog import Checkpoint
-
-_TARGET = click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 @click.group()
 def ckpt() -> None:
-    """Checkpoints of a run: list, show, verify, remove.
+    """Checkpoints of a run: list, show, verify, remove, compare, export, import.
 
-    RUN is a run directory, the id of its job, or the folder that holds the step-* folders.
+    RUN is a run directory, the id of its job, or the folder that holds the step-* folders; to look at one checkpoint,
+    its own folder will do.
     """
 
 
-def _directory(run: Path) -> Path:
-    """The folder with the step-* folders."""
-    if str(run).isdigit() and not run.exists():
-        from transom_hpc.status import find
-
-        run = find(str(run))[0].path
-    inner = run / "checkpoints"
-    directory = inner if inner.is_dir() else run
-    if not directory.is_dir():
-        raise RunDirError(f"no run directory at {run}", path=run)
-    return directory
-
-
-def _folders(run: Path) -> list[tuple[int, Path]]:
-    from transom_hpc.ckpt.catalog import folders
-
-    found = folders(_directory(run))
-    if not found:
-        raise UsageError(f"no checkpoint in {_directory(run)}", path=run)
-    return found
-
-
-def _chosen(run: Path, steps: tuple[int, ...]) -> list[tuple[int, Path]]:
-    found = dict(_folders(run))
-    unknown = [step for step in steps if step not in found]
-    if unknown:
-        there = ", ".join(map(str, found))
-        raise UsageError(f"no checkpoint of step {unknown[0]} in {_directory(run)}; there are {there}", path=run)
-    return [(step, found[step]) for step in steps] or [max(found.items())]
-
-
-def _read(path: Path) -> tuple[Checkpoint | None, str]:
-    from transom_hpc.ckpt.catalog import read_checkpoint
-
-    try:
-        return read_checkpoint(path), ""
-    except CorruptCheckpoint as error:
-        return None, str(error)
+ckpt.add_command(diff)
+ckpt.add_command(export)
+ckpt.add_command(import_)
 
 
 @ckpt.command()
-@_TARGET
-@_JSON
+@RUN
+@JSON
 def ls(run: Path, as_json: bool) -> None:
     """List what is committed, oldest first. Sizes and manifests are checked, the data is not read."""
     rows: list[dict[str, Any]] = []
-    for step, path in _folders(run):
-        found, problem = _read(path)
+    for step, path in folders(run):
+        found, problem = read(path)
         row: dict[str, Any] = {"step": step, "path": str(path), "problem": problem}
         if found is not None:
             manifest = found.manifest
@@ -111,15 +74,15 @@ def ls(run: Path, as_json: bool) -> None:
 
 
 @ckpt.command()
-@_TARGET
+@RUN
 @click.argument("step", type=int, required=False)
-@_JSON
+@JSON
 def show(run: Path, step: int | None, as_json: bool) -> None:
     """Show what is in a checkpoint; without STEP, the newest."""
     from transom_hpc.ckpt import names
 
-    (_, path), *_ = _chosen(run, () if step is None else (step,))
-    found, problem = _read(path)
+    (_, path), *_ = chosen(run, () if step is None else (step,))
+    found, problem = read(path)
     if found is None:
         raise CorruptCheckpoint(problem, path=path)
     manifest = found.manifest
@@ -174,37 +137,23 @@ def show(run: Path, step: int | None, as_json: bool) -> None:
 
 
 @ckpt.command()
-@_TARGET
+@RUN
 @click.argument("steps", type=int, nargs=-1, metavar="[STEP]...")
 @click.option("--all", "everything", is_flag=True, help="Every step.")
-@_JSON
+@JSON
 def verify(run: Path, steps: tuple[int, ...], everything: bool, as_json: bool) -> None:
     """Read checkpoints whole and compare every byte with the checksums; without STEP, the newest.
 
     Exit status 0 only if all is as it was written.
     """
-    import threading
-
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
     from transom_hpc.ckpt.catalog import verify as check
 
-    chosen = _folders(run) if everything else _chosen(run, steps)
-    total = sum(found.manifest.nbytes for _, path in chosen if (found := _read(path)[0]) is not None)
+    wanted = folders(run) if everything else chosen(run, steps)
+    total = sum(found.manifest.nbytes for _, path in wanted if (found := read(path)[0]) is not None)
     faults: dict[int, list[Any]] = {}
-    columns = [TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()]
-    console = Console(stderr=True)
-    lock = threading.Lock()
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
-        task = bar.add_task("verifying", total=total)
-
-        def advance(count: int) -> None:
-            with lock:
-                bar.advance(task, count)
-
-        for step, path in chosen:
-            bar.update(task, description=f"step {step}")
+    with progress("verifying", total) as (advance, say):
+        for step, path in wanted:
+            say(f"step {step}")
             faults[step] = check(path, advance)
     if as_json:
         report = [
@@ -227,16 +176,16 @@ def verify(run: Path, steps: tuple[int, ...], everything: bool, as_json: bool) -
 
 
 @ckpt.command()
-@_TARGET
+@RUN
 @click.argument("steps", type=int, nargs=-1, required=True, metavar="STEP...")
 @click.option("--yes", is_flag=True, help="Don't ask.")
-@_JSON
+@JSON
 def rm(run: Path, steps: tuple[int, ...], yes: bool, as_json: bool) -> None:
     """Remove checkpoints. The newest whole one can only go together with all the others."""
     from transom_hpc.ckpt.files import Files
 
-    chosen = _chosen(run, steps)
-    whole = [step for step, path in _folders(run) if _read(path)[0] is not None]
+    doomed = chosen(run, steps, own=False)
+    whole = [step for step, path in folders(run, own=False) if read(path)[0] is not None]
     if whole and whole[-1] in steps and set(whole) - set(steps):
         left = max(set(whole) - set(steps))
         raise UsageError(
@@ -244,14 +193,14 @@ def rm(run: Path, steps: tuple[int, ...], yes: bool, as_json: bool) -> None:
             "name all steps to begin anew"
         )
     if not yes:
-        what = ", ".join(str(step) for step, _ in chosen)
-        click.confirm(f"remove step {what} of {_directory(run)} for good?", abort=True, err=True)
+        what = ", ".join(str(step) for step, _ in doomed)
+        click.confirm(f"remove step {what} of {directory(run)} for good?", abort=True, err=True)
     files = Files()
-    for _, path in chosen:
+    for _, path in doomed:
         trash = path.with_name(f".trash-{path.name}")  # a half-removed one is never taken for a checkpoint
         files.rename(path, trash)
         files.remove(trash)
     if as_json:
-        click.echo(json.dumps([step for step, _ in chosen]))
+        click.echo(json.dumps([step for step, _ in doomed]))
     else:
-        click.echo(f"removed {len(chosen)}")
+        click.echo(f"removed {len(doomed)}")
