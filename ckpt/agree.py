@@ -17,13 +17,17 @@ from transom_hpc.ckpt.meeting import Meeting
 log = logging.getLogger("transom_hpc.ckpt")
 
 
+MEMORY = "memory:"
+"""How the source of a proposal begins that is in the memory of hosts; the attempt follows."""
+
+
 @dataclass(frozen=True, slots=True)
 class Proposal:
     """A place to restore from.
 
     Args:
         step: the training step.
-        source: the folder's name, or "memory:ATTEMPT" for what each rank's own node still holds.
+        source: the folder's name, or "memory:ATTEMPT" for what each rank's own host still holds.
         broken: why the manifest is no good; empty where it is.
     """
 
@@ -41,12 +45,18 @@ class Outcome:
         source: of the proposal that was taken; empty where there is nothing.
         damaged: folders that were passed over since their bytes have changed.
         left_out: what did not fit and is not taken, on which ranks.
+        borrowed: whether some rank takes it from segments of others.
+        needed_bytes: of what this rank restored.
+        read_bytes: read and compared for that, by this rank.
     """
 
     step: int
     source: str
     damaged: tuple[str, ...]
     left_out: str = ""
+    borrowed: bool = False
+    needed_bytes: int = 0
+    read_bytes: int = 0
 
 
 def proposals(committed: Sequence[tuple[int, Path, str]], held: Sequence[Sequence[tuple[int, str]]]) -> list[Proposal]:
@@ -64,7 +74,7 @@ def proposals(committed: Sequence[tuple[int, Path, str]], held: Sequence[Sequenc
     for mine in held[1:]:
         common &= {(step, attempt) for step, attempt in mine}
     newest = max((step for step, _, broken in committed if not broken), default=-1)
-    tries = [Proposal(step, f"memory:{attempt}") for step, attempt in sorted(common, reverse=True) if step >= newest]
+    tries = [Proposal(step, f"{MEMORY}{attempt}") for step, attempt in sorted(common, reverse=True) if step >= newest]
     return tries + [Proposal(step, path.name, broken) for step, path, broken in reversed(committed)]
 
 
@@ -97,18 +107,22 @@ def agree(
         tries = [Proposal(*item) for item in meeting.hear("tries", 0)]
     damaged: list[str] = []
     reasons: list[str] = []
+    unfit: StateError | None = None
     for number, proposal in enumerate(tries):
         decision = _one(meeting, rank, number, proposal, examine)
         if decision["take"]:
-            return Outcome(proposal.step, proposal.source, tuple(damaged), decision["left_out"])
+            return Outcome(proposal.step, proposal.source, tuple(damaged), decision["left_out"], decision["borrowed"])
         if decision["unfit"]:
-            raise StateError(f"step {proposal.step}: {decision['unfit']}", name=proposal.source, step=proposal.step)
+            unfit = StateError(f"step {proposal.step}: {decision['unfit']}", name=proposal.source, step=proposal.step)
+            if not proposal.source.startswith(MEMORY):
+                raise unfit
+            # Memory of this host need not hold what a state wants that is cut otherwise now; files do.
         if rank == 0:
             log.warning("step %d is not restored from %s: %s", proposal.step, proposal.source, decision["why"])
         reasons.append(f"{proposal.source}: {decision['why']}")
-        if decision["damaged"] and not proposal.source.startswith("memory:"):
+        if decision["damaged"] and not proposal.source.startswith(MEMORY):
             damaged.append(proposal.source)
-    on_disk = [p for p in tries if not p.source.startswith("memory:")]
+    on_disk = [p for p in tries if not p.source.startswith(MEMORY)]
     if on_disk:
         raise CorruptCheckpoint(
             f"no checkpoint of {len(on_disk)} is whole: {'; '.join(reasons[-3:])}; "
@@ -116,6 +130,8 @@ def agree(
             step=on_disk[0].step,
             path=on_disk[0].source,
         )
+    if unfit is not None:
+        raise unfit
     return Outcome(0, "", ())
 
 
@@ -124,7 +140,7 @@ def _one(
 ) -> dict[str, Any]:
     """One proposal: this rank's finding, and what rank 0 makes of everybody's."""
     if proposal.broken:
-        return {"take": False, "unfit": "", "damaged": True, "why": proposal.broken, "left_out": ""}
+        return {"take": False, "unfit": "", "damaged": True, "why": proposal.broken}
     meeting.tell(f"finding{number}", examine(proposal))
     if rank == 0:
         meeting.tell(f"decision{number}", decide(meeting.hear_all(f"finding{number}")))
@@ -136,13 +152,29 @@ def decide(findings: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """From what each rank found to what all do. Pure."""
     faults = [f"rank {r}: {fault}" for r, f in enumerate(findings) for fault in f["faults"]]
     unreadable, unfit, left_out = (_each([f[kind] for f in findings]) for kind in ("unreadable", "unfit", "left_out"))
+    if places := nowhere(findings):
+        text = f"only in the checkpoint: {', '.join(places)}"
+        if any(f["strict"] for f in findings):
+            unfit.append(f"the checkpoint does not fit the state: {text}; strict=False takes what fits")
+        else:
+            left_out.append(text)
     return {
         "take": not (faults or unreadable or unfit),
         "unfit": "" if faults or unreadable else "; ".join(unfit[:4]),
         "damaged": bool(faults),
         "why": "; ".join((faults + unreadable + unfit)[:4]),
         "left_out": "; ".join(left_out[:4]),
+        "borrowed": any(f["borrowed"] for f in findings),
     }
+
+
+def nowhere(findings: Sequence[dict[str, Any]]) -> list[str]:
+    """Places that are stored and that no rank's state has. Pure.
+
+    A rank that has not looked at what others saved had a place for all that it saved itself, and wants nothing else.
+    """
+    looked = [set(f["extra"]) for f in findings if f["looked"]]
+    return sorted(set.intersection(*looked)) if looked else []
 
 
 def _each(said: Sequence[str]) -> list[str]:

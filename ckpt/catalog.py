@@ -5,18 +5,19 @@ There is no pointer to the newest: it is the highest step with a valid manifest.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import xxhash
 
 from transom_hpc.base.errors import CorruptCheckpoint
-from transom_hpc.ckpt import direct, lanes, manifest, names
+from transom_hpc.ckpt import direct, manifest, names
 from transom_hpc.ckpt.direct import Target
+from transom_hpc.ckpt.fetch import Fault as Fault
+from transom_hpc.ckpt.fetch import FileTier, everything, fetch
 from transom_hpc.ckpt.files import Files
-from transom_hpc.ckpt.layout import PIECE_BYTES, blocks
+from transom_hpc.ckpt.layout import PIECE_BYTES
 from transom_hpc.ckpt.manifest import Manifest, Stored
 from transom_hpc.ckpt.shm import align
 
@@ -37,30 +38,6 @@ class Checkpoint:
     def step(self) -> int:
         """The training step after which it was taken."""
         return self.manifest.step
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """Bytes that are not those that were written.
-
-    Args:
-        file: in the checkpoint's folder.
-        name: of the array, as in the state; empty where it is about the whole file.
-        rank: whose array; None where all ranks share it.
-        offset: in the file, of the first block that is wrong (see layout.blocks).
-        what: what is wrong.
-    """
-
-    file: str
-    name: str
-    rank: int | None
-    offset: int
-    what: str
-
-    def __str__(self) -> str:
-        about = f"{self.name}: " if self.name else ""
-        whose = f" (rank {self.rank})" if self.rank is not None else ""
-        return f"{self.file}: {about}{self.what} at byte {self.offset}{whose}"
 
 
 def folders(directory: Path, files: Files | None = None) -> list[tuple[int, Path]]:
@@ -138,23 +115,9 @@ def verify(path: str | Path, progress: Callable[[int], None] | None = None) -> l
         found = read_checkpoint(path)
     except CorruptCheckpoint as error:
         return [Fault(manifest.FILE, "", None, getattr(error, "offset", 0), str(error))]
-    files = Files()
-    faults: list[Fault] = []
-    for name in found.manifest.files:
-        stored = [item for item in found.manifest.stored if item.file == name]
-        with Target(files, found.path / name, os.O_RDONLY) as source:
-            jobs = [
-                lambda job=job: faults.extend(check_block(source, *job, progress=progress))  # type: ignore[misc]
-                for job in blocks_of(stored)
-            ]
-            lanes.run(jobs)
-    return sorted(faults, key=lambda fault: (fault.file, fault.offset))
-
-
-def blocks_of(stored: Iterable[Stored]) -> list[tuple[Stored, int, int, int]]:
-    """All blocks (stored, index, begin, end) of some arrays, in file order."""
-    ordered = sorted(stored, key=lambda item: (item.file, item.offset))
-    return [(item, i, begin, end) for item in ordered for i, (begin, end) in enumerate(blocks(item.entry.nbytes))]
+    stored = [item for item in found.manifest.stored if item.entry.nbytes]
+    with FileTier(Files(), found.path, (item.file for item in stored)) as tier:
+        return fetch(tier, [everything(item) for item in stored], progress=progress or (lambda _: None))
 
 
 def check_block(

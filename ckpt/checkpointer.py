@@ -16,6 +16,7 @@ from transom_hpc.base.clock import Clock, SystemClock
 from transom_hpc.base.errors import SaveError, StateError, UsageError
 from transom_hpc.ckpt import catalog, commit, fence, h5file, kinds, shm, start
 from transom_hpc.ckpt import state as states
+from transom_hpc.ckpt.agree import Outcome
 from transom_hpc.ckpt.blank import Blanks
 from transom_hpc.ckpt.commit import Job
 from transom_hpc.ckpt.files import Files
@@ -138,6 +139,8 @@ class Checkpointer:
         self._update_told = False  # since the last save
         self._arrays_put_off = False  # by the last save, and not heard of since
         self._said: set[str] = set()
+        self.restored: Outcome | None = None
+        """What `restore` last did, with the bytes that this rank needed and read."""
         self._closed = False
         self._finalizer = weakref.finalize(
             self, _finish, self._saver, self._slots, self._handover, self._folder, os.getpid()
@@ -369,7 +372,7 @@ class Checkpointer:
             self._fence,
             self._files,
         )
-        outcome = recovery.run(self._meet_to_restore())
+        self.restored = outcome = recovery.run(self._meet_to_restore())
         if self.rank == 0 and fence.environment().get("TRANSOM_ATTEMPT") == self.attempt:
             self._handover.restored(outcome.step, outcome.source)
         if outcome.left_out:

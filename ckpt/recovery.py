@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from transom_hpc.base.errors import CorruptCheckpoint
 from transom_hpc.ckpt import catalog, direct, housekeeping
-from transom_hpc.ckpt.agree import Outcome, Proposal, agree, proposals
+from transom_hpc.ckpt.agree import MEMORY, Outcome, Proposal, agree, proposals
 from transom_hpc.ckpt.fence import Fence
 from transom_hpc.ckpt.files import Files
+from transom_hpc.ckpt.layout import plan
+from transom_hpc.ckpt.manifest import Stored
 from transom_hpc.ckpt.meeting import Meeting
 from transom_hpc.ckpt.restore import Candidate, Found
 from transom_hpc.ckpt.slots import Left, Slots
@@ -53,6 +56,7 @@ class Recovery:
         self._fence = fence
         self._files = files
         self._left: list[Left] = []
+        self._here: dict[int, list[Left]] | None = None
         self._candidate: Candidate | None = None
 
     def run(self, meeting: Meeting) -> Outcome:
@@ -66,11 +70,14 @@ class Recovery:
         """
         self._left = self._slots.left()
         held = [(item.step, item.attempt) for item in self._left if item.world_size == self._world_size]
+        if not held:  # as many ranks as now had nothing here, or there were others
+            held = sorted(
+                {(item.step, item.attempt) for left in self._all().values() for item in left if self._of_all(item)}
+            )
         try:
             outcome = agree(meeting, self._rank, self._propose, held, self._examine)
             if outcome.source and self._candidate is not None:
-                self._candidate.take()
-                log.info("restored step %d from %s", outcome.step, outcome.source)
+                outcome = self._take(meeting, outcome, self._candidate)
         except BaseException as error:
             meeting.give_up(f"{type(error).__name__}: {error}")
             raise
@@ -81,8 +88,20 @@ class Recovery:
             meeting.tell("settled", outcome.step)
         meeting.hear("settled", 0)  # no rank may ask for a damaged step's name before it is free
         self._slots.adopt(self._left)
-        self._left = []
+        self._slots.clear()
+        self._left, self._here = [], None
         return outcome
+
+    def _take(self, meeting: Meeting, outcome: Outcome, candidate: Candidate) -> Outcome:
+        candidate.take()
+        needed, read = candidate.needed_bytes, candidate.read_bytes
+        where = outcome.source
+        log.info("restored step %d from %s: %d bytes, for which %d were read", outcome.step, where, needed, read)
+        if outcome.borrowed:  # who is done may use its segments anew, from which others still copy
+            meeting.tell("taken", True)
+            if self._rank == 0:
+                meeting.hear_all("taken")
+        return replace(outcome, needed_bytes=needed, read_bytes=read)
 
     def _room(self, nbytes: int) -> memoryview | None:
         return direct.room(nbytes) if self._slots.allow(nbytes) else None
@@ -91,9 +110,8 @@ class Recovery:
         self._candidate = candidate = Candidate(
             self._state, self._rank, self._world_size, self._strict, self._unpickle, self._files, self._room
         )
-        for item in self._left:
-            if f"memory:{item.attempt}" == proposal.source and item.step == proposal.step:
-                return candidate.examine_memory(item.entries, item.places, item.segment).to_json()
+        if proposal.source.startswith(MEMORY):
+            return self._examine_memory(candidate, proposal).to_json()
         try:
             found = catalog.read_checkpoint(self._directory / proposal.source, self._files)
         except CorruptCheckpoint as error:
@@ -101,6 +119,56 @@ class Recovery:
         except OSError as error:
             return Found(unreadable=str(error)).to_json()
         return candidate.examine_file(found).to_json()
+
+    def _examine_memory(self, candidate: Candidate, proposal: Proposal) -> Found:
+        """First this rank's own segment; where the state is cut otherwise now, those of all ranks, if they are here."""
+        named = proposal.step, proposal.source.removeprefix(MEMORY)
+        own = next((i for i in self._left if (i.step, i.attempt) == named and i.world_size == self._world_size), None)
+        if own is not None:
+            found = self._examine_segments(candidate, {self._rank: own}, own.world_size)
+            if found.good or found.faults:
+                return found
+        left = {rank: i for rank, items in self._all().items() for i in items if (i.step, i.attempt) == named}
+        if left and self._of_all(next(iter(left.values()))):
+            found = self._examine_segments(candidate, left, len(left))
+            found.borrowed = True
+            return found
+        return found if own is not None else Found(unreadable="it is not in this host's memory any more")
+
+    def _examine_segments(self, candidate: Candidate, left: Mapping[int, Left], world_size: int) -> Found:
+        ranks = sorted(left)
+        complete = len(ranks) == world_size
+        places = {
+            (rank, entry.name): (left[rank].segment.path.name, at)
+            for rank in ranks
+            for entry, at in zip(left[rank].entries, left[rank].places, strict=True)
+        }
+        stored = []
+        for shard in plan([left[rank].entries for rank in ranks]).shards:
+            holders = ranks if shard.rank is None else [ranks[shard.rank]]
+            holders = [ranks[i] for i in shard.holders] or holders
+            nearest = self._rank if self._rank in holders else holders[0]
+            file, at = places[nearest, shard.entry.name]
+            several = tuple(holders) if 1 < len(holders) < world_size else ()
+            own = None if shard.rank is None and complete else holders[0]
+            stored.append(Stored(shard.entry, own, shard.path, file, at, several))
+        segments = {item.segment.path.name: item.segment for item in left.values()}
+        return candidate.examine_memory(stored, segments, world_size, complete)
+
+    def _all(self) -> dict[int, list[Left]]:
+        """What all ranks left on this host. Looked for once, and only where this rank's own segments are not enough."""
+        if self._here is None:
+            self._here = self._slots.left_here()
+        return self._here
+
+    def _of_all(self, item: Left) -> bool:
+        """Whether this host has such a segment of every rank that there was."""
+        alike = [
+            rank
+            for rank, items in self._all().items()
+            if any((i.step, i.attempt, i.world_size) == (item.step, item.attempt, item.world_size) for i in items)
+        ]
+        return sorted(alike) == list(range(item.world_size))
 
     def _propose(self, held: Sequence[Any]) -> list[Proposal]:
         committed = []

@@ -214,12 +214,26 @@ class Slots:
 
     def left(self) -> list[Left]:
         """Whole segments of attempts before this one, newest first."""
-        found = []
-        for path in self._before():
-            left = read_left(Segment(path, self._files))
-            if left is not None and fence.is_before(left.attempt, self._attempt):
-                found.append(left)
-        return sorted(found, key=lambda item: (item.step, item.attempt), reverse=True)
+        return self._whole(self._before())
+
+    def left_here(self) -> dict[int, list[Left]]:
+        """The same of every rank that has any on this node."""
+        found = {rank: self._whole(paths) for rank, paths in self._all_before().items()}
+        return {rank: left for rank, left in found.items() if left}
+
+    def clear(self) -> None:
+        """Remove what attempts before this one left of ranks that there are no more; nobody will adopt it."""
+        orders = Orders(self._folder.path, self._files)
+        for rank, paths in self._all_before().items():
+            for path in paths if rank >= self._world_size else ():
+                with contextlib.suppress(OSError):
+                    orders.withdraw(f"{path.name}.")
+                    self._files.remove(path)
+
+    def _whole(self, paths: Sequence[Path]) -> list[Left]:
+        found = [read_left(Segment(path, self._files)) for path in paths]
+        left = [item for item in found if item is not None and fence.is_before(item.attempt, self._attempt)]
+        return sorted(left, key=lambda item: (item.step, item.attempt), reverse=True)
 
     def adopt(self, left: Sequence[Left] = ()) -> None:
         """Reuse the memory of earlier attempts: it is warm, and nobody else will.
@@ -231,9 +245,11 @@ class Slots:
                 to compare it.
         """
         mapped = {item.segment.path: item.segment for item in left}
+        steps = {item.segment: item.step for item in left}
+        found = sorted(self._before(), key=lambda path: steps[mapped[path]] if path in mapped else -1)
         orders = Orders(self._folder.path, self._files)
         with self._lock:
-            for path in self._before():
+            for path in reversed(found):
                 empty = next((segment for segment in self._free if segment.capacity == 0), None)
                 try:
                     if empty is None or orders.withdraw(f"{path.name}."):
@@ -249,6 +265,8 @@ class Slots:
                 except (OSError, ValueError):
                     with contextlib.suppress(OSError):
                         self._files.remove(path)
+            # What is newest is overwritten last: other hosts may yet need it.
+            self._free.sort(key=lambda segment: (segment.capacity == 0, steps.get(segment, -1)))
 
     def _before(self) -> list[Path]:
         return [
@@ -256,6 +274,16 @@ class Slots:
             for path in self._folder.segments(self.prefix)
             if fence.is_before(path.name.removeprefix(self.prefix).rpartition(".")[0], self._attempt)
         ]
+
+    def _all_before(self) -> dict[int, list[Path]]:
+        """By rank, segments of attempts before this one."""
+        found: dict[int, list[Path]] = {}
+        stem = self.prefix.partition("-rank-")[0] + "-rank-"
+        for path in self._folder.segments(stem):
+            rank, _, rest = path.name.removeprefix(stem).partition(".")
+            if rank.isdigit() and fence.is_before(rest.rpartition(".")[0], self._attempt):
+                found.setdefault(int(rank), []).append(path)
+        return found
 
     def _room(self) -> int:
         """Bytes by which the slots may grow now."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from transom_hpc.ckpt.agree import Proposal, decide, proposals
+from transom_hpc.ckpt.agree import Proposal, decide, nowhere, proposals
+from transom_hpc.ckpt.restore import Found
 
 
 def found(**facts: Any) -> dict[str, Any]:
-    return {"faults": [], "unreadable": "", "unfit": "", "left_out": "", **facts}
+    return Found(**facts).to_json()
 
 
 def committed(*steps: int) -> list[tuple[int, Path, str]]:
