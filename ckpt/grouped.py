@@ -25,6 +25,8 @@ Id = str | int
 """What a stored parameter is called: its full name, or its number."""
 
 _OF_PARAMETERS = ("params", "param_names")
+_OF_THE_PROGRAM = ("foreach", "fused", "capturable", "differentiable")
+"""How the step is computed, not what: parameters cut otherwise, or on another device, may need another way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,7 @@ class Group:
 
     Args:
         ids: what its parameters are called.
-        settings: items of its dict but for those.
+        settings: items of its dict but for those and for how the step is computed.
         own: whether this rank stored it.
     """
 
@@ -67,7 +69,9 @@ def _group(node: Node, own: bool) -> Group | None:
     params = next((item for _, text, item, *_ in node[1] if text == "params"), None)
     if not isinstance(params, list) or params[0] != "list" or not all(type(i) in (int, str) for i in params[1]):
         return None
-    return Group(tuple(params[1]), tuple(item for item in node[1] if item[1] not in _OF_PARAMETERS), own)
+    return Group(
+        tuple(params[1]), tuple(item for item in node[1] if item[1] not in (*_OF_PARAMETERS, *_OF_THE_PROGRAM)), own
+    )
 
 
 def match(
@@ -191,7 +195,7 @@ def _settings(
     own = [group for group in groups if group.own]
     if not held["params"] and index < len(own) and not own[index].ids:
         found = {"": own[index]}
-    fixed = {key: held[key] for key in _OF_PARAMETERS if key in held}
+    fixed = {key: held[key] for key in (*_OF_PARAMETERS, *_OF_THE_PROGRAM) if key in held}
     if len(found) != 1:
         return lambda: dict(held)
     (group,) = found.values()

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 WORKER = Path(__file__).with_name("worker.py")
+SHARDED_WORKER = Path(__file__).with_name("sharded_worker.py")
 Ranks = Callable[..., "Outcome"]
 
 
@@ -62,9 +63,9 @@ def staging(tmp_path: Path) -> Iterator[Path]:
 class Server:
     """The process that forks ranks; see worker.py."""
 
-    def __init__(self) -> None:
+    def __init__(self, worker: Path = WORKER) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, str(WORKER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, str(worker)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         self._alive: set[int] = set()
 
@@ -109,9 +110,26 @@ def server() -> Iterator[Server]:
     found.close()
 
 
+@pytest.fixture(scope="session")
+def sharded_server() -> Iterator[Server]:
+    found = Server(SHARDED_WORKER)
+    yield found
+    found.close()
+
+
 @pytest.fixture
 def ranks(server: Server, staging: Path, tmp_path: Path) -> Iterator[Ranks]:
     """Starts the scenario of worker.py with this name on several ranks and waits for all of them."""
+    yield from _starter(server, staging, tmp_path)
+
+
+@pytest.fixture
+def sharded(sharded_server: Server, staging: Path, tmp_path: Path) -> Iterator[Ranks]:
+    """The same with those of sharded_worker.py."""
+    yield from _starter(sharded_server, staging, tmp_path)
+
+
+def _starter(server: Server, staging: Path, tmp_path: Path) -> Iterator[Ranks]:
     starts = 0
 
     def start(scenario: str, world_size: int, attempt: str, **facts: Any) -> Outcome:
