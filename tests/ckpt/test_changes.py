@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,11 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.distributed.tensor import Shard
 
 from transom_hpc.base.errors import SaveError
 from transom_hpc.ckpt import Checkpointer, list_checkpoints, staging
 from transom_hpc.ckpt.samples import SPOT_BYTES, SPOTS, Samples
 from transom_hpc.ckpt.state import Leaf
+
+sys.path.insert(0, str(Path(__file__).parent))
+from meshes import split
 
 SIDE = 700  # a weight of 2 MB
 
@@ -140,6 +145,43 @@ def test_every_way_that_torch_has(directory: Path, gate: threading.Event, name: 
         found = outcome(ckpt, directory, 1, before)
     allowed = {"old"} if name in KEPT else {"refused"} if when == "before the copy" else {"old", "refused"}
     assert found in allowed
+
+
+OF_PARTS: dict[str, Callable[[Any], object]] = {
+    "the whole": lambda w: w.mul_(2),
+    "the part": lambda w: w.to_local()[3].zero_(),
+    "foreach": lambda w: torch._foreach_mul_([w], 2.0),
+    ".data": lambda w: w.data.mul_(2),
+    "fused": lambda w: torch.optim.AdamW([w], fused=True).step(),
+}
+"""Ways to change a DTensor; the last three move no counter of it."""
+
+
+@pytest.mark.parametrize("name", OF_PARTS)
+def test_parts_of_tensors(directory: Path, gate: threading.Event, name: str) -> None:
+    model, optimizer = model_and_optimizer()
+    with torch.no_grad():
+        for key, parameter in list(model.named_parameters()):
+            setattr(model, key, torch.nn.Parameter(split(parameter.detach(), (1,), 0, [Shard(0)])))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    with Checkpointer(directory, on_save_error="raise") as ckpt:
+        before = model.weight.to_local().clone()
+        ckpt.save(1, {"m": model, "o": optimizer})
+        with torch.no_grad():
+            OF_PARTS[name](model.weight)
+        gate.set()
+        assert outcome(ckpt, directory, 1, before) == "refused"
+        gate.clear()
+        threading.Timer(0.3, gate.set).start()
+        before = model.weight.to_local().clone()
+        optimizer.zero_grad()
+        ckpt.save(2, {"m": model, "o": optimizer})
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        assert outcome(ckpt, directory, 2, before) == "old", "the optimizer's step waits"
 
 
 @pytest.mark.parametrize("name", [name for name in UNCOUNTED if name not in KEPT])

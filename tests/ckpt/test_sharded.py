@@ -12,17 +12,20 @@ pytestmark = pytest.mark.timeout(300)
 
 
 def chain(sharded: Any, directory: Path, ways: Sequence[tuple[str, int]], **facts: Any) -> None:
-    """Each start restores what the one before saved, on its own number of ranks and in its own way."""
+    """Each start restores what the one before saved, on its own number of ranks and in its own way; every other one
+    with its parameters in another order, after an optimizer's step, and with some parameters whole while it saves."""
     saved: dict[str, str] = {}
     for number, (kind, world_size) in enumerate(ways):
+        odd = number % 2 == 1
         found = sharded(
             "training",
             world_size,
             f"A{number}",
             directory=directory,
             kind=kind,
-            lazy=False,
-            backwards=number % 2,
+            backwards=odd,
+            warm=odd,
+            unsharded=odd,
             **facts,
         )
         assert found.codes == [0] * world_size, (kind, world_size, found.errors)
@@ -33,13 +36,33 @@ def chain(sharded: Any, directory: Path, ways: Sequence[tuple[str, int]], **fact
         assert len(saved) > 60
 
 
-FSDP = [("fsdp", n) for n in (4, 2, 3, 8, 1, 4)]
-
-
 def test_fsdp_on_other_numbers_of_ranks(sharded: Any, directory: Path) -> None:
-    chain(sharded, directory, FSDP[:4])
+    chain(sharded, directory, [("fsdp", n) for n in (4, 2, 3, 1)])
 
 
 def test_from_each_way_to_another(sharded: Any, directory: Path) -> None:
-    ways = [("fsdp", 3), ("ddp", 2), ("tp", 2), ("tp x fsdp", 4), ("hybrid", 4), ("ddp", 1), ("fsdp", 2)]
-    chain(sharded, directory, ways, warm=False)
+    chain(sharded, directory, [("fsdp", 3), ("ddp", 2), ("tp x fsdp", 4), ("tp", 2), ("ddp", 1), ("hybrid", 4)])
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", ["fsdp", "ddp", "tp"])
+def test_there_and_back(sharded: Any, directory: Path, kind: str) -> None:
+    """Eight ranks have empty parts of some of it."""
+    chain(sharded, directory, [(kind, n) for n in (4, 2, 3, 8, 1, 8, 3, 2, 4)])
+
+
+WAYS = [("fsdp", 8), ("ddp", 3), ("tp", 5), ("tp x fsdp", 8), ("hybrid", 6)]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_each_way_and_each_other(sharded: Any, directory: Path, way: tuple[str, int]) -> None:
+    chain(sharded, directory, [step for other in WAYS if other != way for step in (way, other)])
+
+
+def test_blocks_with_ghost_cells_on_another_grid(sharded: Any, directory: Path) -> None:
+    for number, (rows, columns) in enumerate([(2, 2), (1, 3), (3, 1), (1, 1), (2, 3)]):
+        ranks = rows * columns
+        found = sharded("blocks", ranks, f"A{number}", directory=directory, grid=[rows, columns])
+        assert found.codes == [0] * ranks, found.errors
+        assert {said["start"] for said in found.said} == {2 * number}
