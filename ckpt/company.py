@@ -59,7 +59,8 @@ class Company:
 
     def begin(self, folder: Path) -> None:
         """Take part, with the segments of a staging folder; returns at once."""
-        copies = Copies(folder, self._host, self._limit, self._files)
+        ranks = self._roster.homes.count(self._host)
+        copies = Copies(folder, self._host, self._limit, ranks, self._files)
 
         def accept(_: int, facts: Facts) -> Intake | str:
             return copies.accept(facts)

@@ -18,7 +18,8 @@ from pathlib import Path
 
 import xxhash
 
-from transom_hpc.ckpt import budget, lanes, manifest, replicas, shm
+from transom_hpc.base.errors import UsageError
+from transom_hpc.ckpt import budget, fence, lanes, manifest, replicas, shm
 from transom_hpc.ckpt.exchange import Facts, Intake, Source, Strips
 from transom_hpc.ckpt.files import Files
 from transom_hpc.ckpt.layout import Entry, blocks
@@ -86,6 +87,7 @@ class Arriving(Intake):
         self, facts: Facts, place: Callable[[int], Segment], over: Callable[[Segment | None, bool], None]
     ) -> None:
         self._step, self._attempt, self._used = int(facts["step"]), str(facts["attempt"]), int(facts["used"])
+        fence.check_name(self._attempt)  # it becomes part of the name of a file
         self._table = str(facts["table"]).encode()
         told = json.loads(self._table)
         entries = [manifest.entry_from_json(item) for item in told["entries"]]
@@ -144,15 +146,18 @@ class Copies:
         folder: it.
         host: this host.
         limit: bytes that all segments of the host may take together; None for what the host has.
+        ranks: that run on this host.
         files: the hand on the file system.
     """
 
-    def __init__(self, folder: Path, host: str, limit: int | None, files: Files) -> None:
+    def __init__(self, folder: Path, host: str, limit: int | None, ranks: int, files: Files) -> None:
+        self._ranks = ranks
         self._folder = folder
         self._host = host
         self._limit = limit
         self._files = files
         self._lock = threading.Lock()
+        self._room_lock = threading.Lock()
         self._coming: set[str] = set()
         self._segments: dict[Path, Segment] = {}  # mapped for good: to map as much again takes long
         self.newest: dict[str, int] = {}
@@ -192,7 +197,7 @@ class Copies:
 
             try:
                 intake = Arriving(facts, place, over)
-            except (Spoilt, ValueError, KeyError, TypeError) as error:
+            except (Spoilt, UsageError, ValueError, KeyError, TypeError) as error:
                 return f"it can't be taken: {error}"
             self._coming.add(whose)
             return intake
@@ -255,49 +260,47 @@ class Copies:
         return found
 
     def _place(self, whose: str, nbytes: int) -> Segment:
-        """The file for a new copy: never the newest that is whole."""
+        """The file for a new copy: never the newest that is whole. No two ask for the same rank at a time."""
+        ages = []
+        for path in (self._folder / f"{COPY}{whose}{number}" for number in range(COPIES)):
+            left = read_left(Segment(path, self._files))
+            there = self._files.exists(path)
+            ages.append(((left.attempt, left.step) if left is not None else ("", -1), not there, path))
+        path = min(ages)[2]
         with self._lock:
-            paths = [self._folder / f"{COPY}{whose}{number}" for number in range(COPIES)]
-            ages = []
-            for path in paths:
-                left = read_left(Segment(path, self._files))
-                there = self._files.exists(path)
-                ages.append(((left.attempt, left.step) if left is not None else ("", -1), not there, path))
-            path = min(ages)[2]
             segment = self._segments.setdefault(path, Segment(path, self._files))
-            self._reserve(segment, nbytes)
-            return segment
+        self._reserve(segment, nbytes)
+        return segment
 
     def _place_back(self, whose: str, attempt: str, nbytes: int) -> Segment:
-        with self._lock:
-            segment = Segment(self._folder / f"{whose}{attempt}{GATHERED}", self._files)
-            self._reserve(segment, nbytes)
-            return segment
+        segment = Segment(self._folder / f"{whose}{attempt}{GATHERED}", self._files)
+        self._reserve(segment, nbytes)
+        return segment
 
     def _reserve(self, segment: Segment, nbytes: int) -> None:
-        """Room in a segment.
+        """Room in a segment. One at a time, so that no two count on the same memory; it may take seconds.
 
         Raises:
             MemoryError: there is none.
         """
-        try:
-            there = self._files.size(segment.path)
-        except OSError:
-            there = 0
         need = shm.HEADER_BYTES + shm.align(nbytes)
-        if not self._files.exists(self._folder / ".lives"):
-            raise MemoryError("this host leaves")  # a folder that was given back must not come into being again
-        room = self._room()
-        if need - there > room:
-            raise MemoryError(f"it takes {need / 1e6:.0f} MB of memory and {room / 1e6:.0f} MB may be used for copies")
-        try:
-            segment.reserve(nbytes)
-        except OSError as error:
-            if not there:
-                self._files.remove(segment.path)
-            raise MemoryError(f"{need / 1e6:.0f} MB of memory: {error.strerror}") from error
+        with self._room_lock:
+            if not self._files.exists(self._folder / ".lives"):
+                raise MemoryError("this host leaves")  # a folder that was given back must not come into being again
+            there = self._files.size(segment.path) if self._files.exists(segment.path) else 0
+            room = self._room(need)
+            if need - there > room:
+                raise MemoryError(
+                    f"it takes {need / 1e6:.0f} MB of memory and {room / 1e6:.0f} MB may be used for copies"
+                )
+            try:
+                segment.reserve(nbytes)
+            except OSError as error:
+                if not there:
+                    self._files.remove(segment.path)
+                raise MemoryError(f"{need / 1e6:.0f} MB of memory: {error.strerror}") from error
 
-    def _room(self) -> int:
+    def _room(self, likely: int) -> int:
         own: dict[str, list[int]] = {}
         copies = 0
         for name in self._files.names(self._folder):
@@ -311,7 +314,7 @@ class Copies:
                 else:
                     own.setdefault(match["whose"], []).append(size)
         free = max(0, budget.read(self._folder).free_bytes - budget.MARGIN_BYTES)
-        return replicas.room(free, self._limit, own, copies, SLOTS)
+        return replicas.room(free, self._limit, own, copies, self._ranks, SLOTS, likely)
 
     def _arrived(self, whose: str, step: int, segment: Segment | None, whole: bool) -> None:
         with self._lock:

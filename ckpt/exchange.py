@@ -211,7 +211,7 @@ class Exchange:
         while not self._closed:
             try:
                 busy = self._turn()
-            except Exception:  # one bad message must not end all sending
+            except Exception:  # nothing of this may end saving
                 log.exception("the exchange between servers")
                 busy = False
             self._wake.wait(_BUSY_S if busy else _IDLE_S)
@@ -225,7 +225,10 @@ class Exchange:
             while True:
                 self._asked.get_nowait()()
         for origin, body in self._post.heard():
-            self._hear(origin, json.loads(body))
+            try:
+                self._hear(origin, json.loads(body))
+            except (ValueError, KeyError, TypeError):  # one bad message must not end all sending
+                log.exception("a message of server %d", origin)
         for target, waiting in self._waiting.items():
             under_way = sum(1 for one in self._outgoing.values() if one.target == target)
             while waiting and under_way < WIDTH:

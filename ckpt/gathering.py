@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from transom_hpc.base.clock import Clock
-from transom_hpc.base.errors import CheckpointError
+from transom_hpc.base.errors import CorruptCheckpoint
 from transom_hpc.ckpt import catalog, orders, replicas, slots
 from transom_hpc.ckpt.copies import Copies, Held, Spoilt, compare
 from transom_hpc.ckpt.exchange import Exchange
@@ -155,13 +155,13 @@ class Gatherer:
     def _floors(self) -> Mapping[str, int]:
         """The newest step that is committed: a file of it is better than older memory."""
         directory = self._roster.directory
-        if directory is None:
-            return {}
-        try:
-            found = catalog.list_checkpoints(directory)
-        except (OSError, CheckpointError):
-            return {}
-        return {slots.group(directory): found[-1].step} if found else {}
+        with contextlib.suppress(OSError):
+            for step, path in reversed(catalog.folders(directory, self._files) if directory is not None else ()):
+                with contextlib.suppress(CorruptCheckpoint):
+                    catalog.read_checkpoint(path, self._files)
+                    assert directory is not None
+                    return {slots.group(directory): step}
+        return {}
 
     def _collect(self, kind: str, servers: Sequence[int]) -> dict[int, Any]:
         """What each server has to say.

@@ -189,7 +189,15 @@ def superfluous(mine: Iterable[Item], kept_for: Iterable[str], newest: int) -> l
     return [item for item in mine if item.copy and item.whose not in wanted and item.step < newest]
 
 
-def room(free: int, configured: int | None, own: Mapping[str, Sequence[int]], copies: int, slots: int) -> int:
+def room(
+    free: int,
+    configured: int | None,
+    own: Mapping[str, Sequence[int]],
+    copies: int,
+    ranks: int,
+    slots: int,
+    likely: int,
+) -> int:
     """Bytes by which the copies on a host may still grow.
 
     What the ranks of this host will yet need for slots of their own is left to them.
@@ -199,9 +207,12 @@ def room(free: int, configured: int | None, own: Mapping[str, Sequence[int]], co
         configured: limit for all segments of the host together; None for none.
         own: for each rank of this host that has segments, the bytes of each.
         copies: bytes of the copies.
+        ranks: that run on this host.
         slots: segments that a rank comes to have.
+        likely: bytes of a segment of a rank that has none yet.
     """
     coming = sum(max(0, slots - len(sizes)) * max(sizes) for sizes in own.values() if sizes)
+    coming += max(0, ranks - len(own)) * slots * likely
     grow = free - coming
     if configured is not None:
         grow = min(grow, configured - sum(map(sum, own.values())) - coming - copies)

@@ -7,7 +7,9 @@ that serve are spares, without a rank.
 from __future__ import annotations
 
 import json
+import logging
 import os
+import signal
 import sys
 import threading
 import time
@@ -20,7 +22,7 @@ import numpy as np
 from mpi4py import MPI
 
 from transom_hpc.base.clock import SystemClock
-from transom_hpc.ckpt import Checkpointer, h5file
+from transom_hpc.ckpt import Checkpointer, copies, exchange, h5file
 from transom_hpc.ckpt.company import Company
 from transom_hpc.ckpt.files import Files
 from transom_hpc.ckpt.handover import GATHERING
@@ -38,14 +40,18 @@ FOLDER = Path(FACTS["shm"]) / HOST
 
 def state(step: int) -> dict[str, Any]:
     own = np.random.default_rng(1000 * step + (RANK or 0))
-    return {
+    found = {
         "own": own.random(FACTS.get("elements", 300_000)),
         "large": own.integers(0, 255, 5_000_001, dtype="u1"),  # its end is not that of a page
+        "huge": np.zeros(FACTS.get("huge", 0), dtype="u1"),
         "same": np.arange(1000.0) + step,
         "none": np.zeros((0, 3)),
         "text": f"rank {RANK}",
         "n": step,
     }
+    if found["huge"].size:
+        found["huge"][-2:] = step, RANK  # its last bytes
+    return found
 
 
 def is_same(one: dict[str, Any], other: dict[str, Any]) -> bool:
@@ -62,10 +68,10 @@ def until(ready: Callable[[], Any], seconds: float = 30) -> None:
 
 
 def say(**facts: Any) -> None:
-    print(json.dumps({"host": HOST, **facts}), flush=True)
+    os.write(1, f"{json.dumps({'host': HOST, **facts})}\n".encode())  # in one piece: others write there too
 
 
-def serve() -> tuple[Server, Company, threading.Thread]:
+def serve() -> Company:
     files, clock = Files(), SystemClock()
     h5file.load()
     ring = Ring(Peer(HOST, FACTS.get("switches", {}).get(HOST, "")))
@@ -73,9 +79,8 @@ def serve() -> tuple[Server, Company, threading.Thread]:
     roster = Roster(FACTS["attempt"], SERVING, spares, 1, {}, FACTS.get("copies", 1), 1, Path(FACTS["directory"]))
     company = Company(HOST, ring.peers, ring, roster, FACTS.get("limit"), files, clock)
     server = Server(FOLDER, files, clock, ring.writer(files, clock, SERVING), "direct", company, roster)
-    thread = threading.Thread(target=server.serve, daemon=True)
-    thread.start()
-    return server, company, thread
+    threading.Thread(target=server.serve, daemon=True).start()
+    return company
 
 
 def checkpointer() -> Checkpointer:
@@ -85,9 +90,8 @@ def checkpointer() -> Checkpointer:
     )
 
 
-def leave(thread: threading.Thread, server: Server) -> None:
+def leave() -> None:
     """As if the host's processes were killed; memory stays as it is."""
-    server.leaving = True
     MPI.COMM_WORLD.Barrier()
     sys.stdout.flush()
     os._exit(0)
@@ -95,7 +99,7 @@ def leave(thread: threading.Thread, server: Server) -> None:
 
 def copied() -> None:
     """Save some steps; each copy arrives."""
-    server, company, thread = serve()
+    company = serve()
     until(lambda: company._neighbours)
     if RANK is not None:
         ckpt = checkpointer()
@@ -104,13 +108,52 @@ def copied() -> None:
             wanted = number * min(FACTS.get("copies", 1), len(FACTS["hosts"]) - 1)
             until(lambda wanted=wanted: company._neighbours.sent >= wanted)  # type: ignore[union-attr,misc]
     say(sent=company._neighbours.sent)  # type: ignore[union-attr]
-    leave(thread, server)
+    leave()
+
+
+def killed() -> None:
+    """The host that keeps the copies dies when some of one has come; saves go on, and the trouble is said once."""
+    taken = copies.Arriving.room
+
+    def deadly(self: copies.Arriving, begin: int, end: int) -> memoryview:
+        if begin:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return taken(self, begin, end)
+
+    if RANK is None:
+        copies.Arriving.room = deadly  # type: ignore[method-assign]
+    exchange.STALL_S = 1.5
+    company = serve()
+    until(lambda: company._neighbours)
+    if RANK is None:
+        time.sleep(60)
+    ckpt = checkpointer()
+    took = []
+    for step in FACTS["steps"]:
+        began = time.monotonic()
+        ckpt.save(step, state(step), block=True)
+        took.append(time.monotonic() - began)
+    until(lambda: not company._neighbours._busy)  # type: ignore[union-attr]
+    say(sent=company._neighbours.sent, took=took)  # type: ignore[union-attr]
+    os._exit(0)
+
+
+def refused() -> None:
+    """There is no memory for copies; saves go on."""
+    company = serve()
+    until(lambda: company._neighbours)
+    ckpt = checkpointer()
+    for step in FACTS["steps"]:
+        ckpt.save(step, state(step), block=True)
+        until(lambda: not company._neighbours._busy)  # type: ignore[union-attr]
+    say(sent=company._neighbours.sent)  # type: ignore[union-attr]
+    leave()
 
 
 def restored() -> None:
     """Restore, from whatever memory."""
     os.environ[GATHERING] = FACTS["attempt"]
-    server, company, thread = serve()
+    serve()
     if RANK is not None:
         ckpt = checkpointer()
         found = {
@@ -119,12 +162,10 @@ def restored() -> None:
         began = time.monotonic()
         step = ckpt.restore(found)
         say(step=step, same=is_same(found, state(step)), seconds=time.monotonic() - began)
-    leave(thread, server)
+    leave()
 
 
 if __name__ == "__main__":
     warnings.simplefilter("error")
-    import logging
-
     logging.basicConfig(level=logging.INFO, format=f"{HOST} %(message)s")
     globals()[sys.argv[1]]()

@@ -100,6 +100,7 @@ class _Folding:
         self.jobs: list[str] = []
         self.restarts: list[RestartFacts] = []
         self.incidents: list[Incident] = []
+        self.memory: dict[str, str] = {}
         self.stopped: RestartFacts | None = None
 
     def take(self, entry: Entry) -> None:
@@ -131,8 +132,11 @@ class _Folding:
                 values["hosts"], values["spares"] = tuple(facts["hosts"]), tuple(facts["spares"])
                 values["server"] = values["memory"] = ""
                 values["restored"] = None
+                self.memory.clear()
             case "copies":
-                values["memory"] = facts["problem"] if facts["of"] else values.get("memory", "")
+                if facts["of"]:
+                    self.memory[facts["of"]] = facts["problem"]
+                values["memory"] = "; ".join(filter(None, self.memory.values()))
             case "restored":
                 values["restored"] = (int(facts["step"]), str(facts["source"]))
             case "running":

@@ -58,6 +58,7 @@ class Keeper:
         self._per_host = per_host
         self._copies = copies
         self._spares: tuple[str, ...] = ()
+        self._dropped = False
         self._read_to: dict[Path, int] = {}
         self._steps = steps
         self._job = job
@@ -79,6 +80,8 @@ class Keeper:
         if self._step is None:
             self._spares = tuple(spares)
             self._start()
+        elif set(self._spares) - set(spares):
+            self._spares, self._dropped = tuple(spares), True
 
     def stays(self, hosts: Collection[str]) -> bool:
         """Whether a launch on these hosts keeps the servers that there are, and so all memory where it is."""
@@ -86,16 +89,15 @@ class Keeper:
 
     def drop(self, host: str) -> None:
         """A spare is lost: the others go on without it. One with ranks is a matter of the next launch."""
-        if host not in self._spares:
-            return
-        self._spares = tuple(name for name in self._spares if name != host)
-        step, self._step = self._step, None
-        if step is not None:  # Slurm would end it later, when it has noticed too
-            step.end()
-            self._start()
+        if host in self._spares:
+            self._spares = tuple(name for name in self._spares if name != host)
+            self._dropped = True
 
     def look(self) -> None:
-        """Start it again when it has ended, a little later each time."""
+        """Start it again when it has ended, a little later each time; at once where it goes on without a spare."""
+        if self._dropped and self._step is not None:  # Slurm would end it later, when it has noticed too
+            self._step.end()
+            self._start()
         code = None if self._step is None else self._step.poll()
         if self._step is not None and code is not None:
             self._step.end()
@@ -152,7 +154,7 @@ class Keeper:
             self._clock.sleep(0.05)
 
     def _start(self) -> None:
-        self._retry_at, self._begun = None, self._attempt
+        self._retry_at, self._begun, self._dropped = None, self._attempt, False
         # A file of the user's that is called like a standard module must not replace it: -P.
         argv = [sys.executable, "-P", "-m", "transom_hpc.ckpt.server", f"--shm={self._job.shm}"]
         everywhere = (*self._hosts, *(self._spares if self._copies else ()))

@@ -156,8 +156,10 @@ class Steps:
         """Start the checkpoint server, one MPI rank a host; all it says goes to a log."""
         # One that dies takes the step with it, and all are started again: what they did they take up where it was.
         arguments = [*_one_each(hosts), "--kill-on-bad-exit=1", "--gres=none", "--cpu-bind=none", "--job-name=server"]
+        interface = self._site.interface
+        network = {"OMPI_MCA_btl_tcp_if_include": interface} if interface else {}
         with log.open("ab") as words:
-            return self._start(arguments, argv, environment, stdout=words, stderr=words)
+            return self._start(arguments, argv, {**network, **environment}, stdout=words, stderr=words)
 
     def probe(self, hosts: Sequence[str], patience_s: float = 10.0) -> dict[str, str]:
         """Try a step on each host.
