@@ -9,20 +9,18 @@ it compared with its sum. Memory is asked for before it is used, and what this h
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import threading
-from collections.abc import Callable, Iterable
-from functools import partial
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-import xxhash
-
 from transom_hpc.base.errors import UsageError
-from transom_hpc.ckpt import budget, fence, lanes, manifest, replicas, shm
-from transom_hpc.ckpt.exchange import Facts, Intake, Source, Strips
+from transom_hpc.ckpt import budget, replicas, shm
+from transom_hpc.ckpt.cargo import Arriving, Spoilt, compare
+from transom_hpc.ckpt.exchange import Facts, Intake
 from transom_hpc.ckpt.files import Files
-from transom_hpc.ckpt.layout import Entry, blocks
+from transom_hpc.ckpt.layout import Entry
 from transom_hpc.ckpt.replicas import Item
 from transom_hpc.ckpt.shm import Segment
 from transom_hpc.ckpt.slots import COPY, SLOTS, Left, read_left
@@ -33,110 +31,11 @@ GATHERED = ".copy"
 """How the names of segments end that another host gave back."""
 
 
-class Spoilt(Exception):
-    """A segment is not what its sums say."""
+LEND_S = 2.0
+"""Longest wait for the saves of this host's own ranks."""
 
-
-class Held(Source):
-    """A whole segment of this host, to be sent.
-
-    Args:
-        left: it.
-
-    Raises:
-        Spoilt: it is not whole any more.
-    """
-
-    def __init__(self, left: Left) -> None:
-        header = left.segment.header()
-        self._mark = left.segment.mark()
-        if header is None:
-            raise Spoilt(f"{left.segment.path.name} is not whole any more")
-        self._left = left
-        self._header = header
-
-    def facts(self, purpose: str) -> Facts:
-        """What is told when it is offered."""
-        left, table = self._left, self._header.table
-        return {
-            "purpose": purpose,
-            "whose": json.loads(table)["whose"],
-            "step": left.step,
-            "attempt": left.attempt,
-            "used": self._header.used,
-            "table": table.decode(),
-        }
-
-    def piece(self, begin: int, end: int) -> memoryview:
-        return self._left.segment.data(begin, end)
-
-    def lasts(self) -> bool:
-        return self._left.segment.mark() == self._mark
-
-
-class Arriving(Intake):
-    """A segment that is coming, into a file that is seen when it is whole.
-
-    Args:
-        facts: of the offer.
-        place: gives a segment with so much room; in the intake's own thread.
-        over: called with the segment, None where there was no room, and whether it is whole.
-    """
-
-    def __init__(
-        self, facts: Facts, place: Callable[[int], Segment], over: Callable[[Segment | None, bool], None]
-    ) -> None:
-        self._step, self._attempt, self._used = int(facts["step"]), str(facts["attempt"]), int(facts["used"])
-        fence.check_name(self._attempt)  # it becomes part of the name of a file
-        self._table = str(facts["table"]).encode()
-        told = json.loads(self._table)
-        entries = [manifest.entry_from_json(item) for item in told["entries"]]
-        self._held = sorted(zip(entries, told["places"], strict=True), key=lambda pair: pair[1])
-        ends = [at + entry.nbytes for entry, at in self._held]
-        begins = [at for _, at in self._held]
-        fits = all(end <= begin for end, begin in zip(ends, [*begins[1:], self._used], strict=True))
-        if told["whose"] != facts["whose"] or not fits or min(begins, default=0) < 0:
-            raise Spoilt("its table is none")
-        self._place = place
-        self._over = over
-        self._segment: Segment | None = None
-
-    def room(self, begin: int, end: int) -> memoryview:
-        assert self._segment is not None
-        return self._segment.data(begin, end)
-
-    def take_in(self, ready: Callable[[Strips], None], until: Callable[[int], None]) -> None:
-        whole = False
-        try:
-            segment = self._segment = self._place(self._used + shm.align(len(self._table)))
-            segment.forget()
-            ready([(at, at + entry.nbytes) for entry, at in self._held if entry.nbytes])
-            for entry, at in self._held:
-                for index, (begin, end) in enumerate(blocks(entry.nbytes)):
-                    until(at + end)
-                    _compare(segment, entry, at, index, begin, end)
-            segment.declare_whole(self._step, self._attempt, self._used, self._table)
-            whole = True
-        finally:
-            self._over(self._segment, whole)
-
-
-def _compare(segment: Segment, entry: Entry, at: int, index: int, begin: int, end: int) -> None:
-    if xxhash.xxh3_128_hexdigest(segment.data(at + begin, at + end)) != entry.sums[index]:
-        raise Spoilt(f"{entry.name} from byte {begin} on is not what its sum says")
-
-
-def compare(left: Left) -> None:
-    """Compare all of a segment with its sums.
-
-    Raises:
-        Spoilt: it is not what they say.
-    """
-    lanes.run(
-        partial(_compare, left.segment, entry, at, index, begin, end)
-        for entry, at in zip(left.entries, left.places, strict=True)
-        for index, (begin, end) in enumerate(blocks(entry.nbytes))
-    )
+LENT_BYTES = 4096
+"""Less than that is not worth a look."""
 
 
 class Copies:
@@ -159,6 +58,7 @@ class Copies:
         self._lock = threading.Lock()
         self._room_lock = threading.Lock()
         self._coming: set[str] = set()
+        self._hope: dict[str, bool] = {}
         self._segments: dict[Path, Segment] = {}  # mapped for good: to map as much again takes long
         self.newest: dict[str, int] = {}
         """For each group, the newest step that is safe elsewhere or has come here as a whole copy."""
@@ -192,11 +92,14 @@ class Copies:
                     self._place_back(whose, str(facts["attempt"]), nbytes) if give_back else self._place(whose, nbytes)
                 )
 
+            def lend(entries: Sequence[Entry]) -> Mapping[int, memoryview]:
+                return {} if give_back else self._lend(whose, int(facts["step"]), str(facts["attempt"]), entries)
+
             def over(segment: Segment | None, whole: bool) -> None:
                 self._arrived(whose, int(facts["step"]), segment, whole)
 
             try:
-                intake = Arriving(facts, place, over)
+                intake = Arriving(facts, place, lend, over)
             except (Spoilt, UsageError, ValueError, KeyError, TypeError) as error:
                 return f"it can't be taken: {error}"
             self._coming.add(whose)
@@ -311,10 +214,39 @@ class Copies:
                 size = self._files.size(self._folder / name)
                 if match["copy"]:
                     copies += size
-                else:
+                elif size:  # else it is just being made
                     own.setdefault(match["whose"], []).append(size)
         free = max(0, budget.read(self._folder).free_bytes - budget.MARGIN_BYTES)
         return replicas.room(free, self._limit, own, copies, self._ranks, SLOTS, likely)
+
+    def _lend(self, whose: str, step: int, attempt: str, entries: Sequence[Entry]) -> Mapping[int, memoryview]:
+        """What a rank of this host has saved alike in the same step, as ranks that hold replicas do: it need not come
+        over the network. Its own save may be a moment late; that is waited for as long as there is hope of any."""
+        group = whose.partition("-")[0]
+        until = time.monotonic() + (LEND_S if self._hope.get(group, True) else 0.0)
+        while True:
+            own = [
+                left
+                for item, left in self._whole((group,))
+                if (item.step, item.attempt) == (step, attempt) and item.whose != whose
+            ]
+            if len(own) >= self._ranks or time.monotonic() >= until:
+                break
+            time.sleep(0.02)
+        there = {
+            (entry.name, entry.dtype, entry.nbytes, entry.sums): left.segment.data(at, at + entry.nbytes)
+            for left in own
+            for entry, at in zip(left.entries, left.places, strict=True)
+            if entry.nbytes >= LENT_BYTES
+        }
+        found = {
+            index: there[key]
+            for index, entry in enumerate(entries)
+            if (key := (entry.name, entry.dtype, entry.nbytes, entry.sums)) in there
+        }
+        if own:
+            self._hope[group] = bool(found)
+        return found
 
     def _arrived(self, whose: str, step: int, segment: Segment | None, whole: bool) -> None:
         with self._lock:

@@ -20,7 +20,8 @@ from typing import Any
 from transom_hpc.base.clock import Clock
 from transom_hpc.base.errors import CorruptCheckpoint
 from transom_hpc.ckpt import catalog, orders, replicas, slots
-from transom_hpc.ckpt.copies import Copies, Held, Spoilt, compare
+from transom_hpc.ckpt.cargo import Held, Spoilt, compare
+from transom_hpc.ckpt.copies import Copies
 from transom_hpc.ckpt.exchange import Exchange
 from transom_hpc.ckpt.files import Files
 from transom_hpc.ckpt.replicas import Gathering, Item

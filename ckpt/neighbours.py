@@ -7,7 +7,8 @@ import threading
 from collections.abc import Sequence
 from functools import partial
 
-from transom_hpc.ckpt.copies import Copies, Held, Spoilt
+from transom_hpc.ckpt.cargo import Held, Spoilt
+from transom_hpc.ckpt.copies import Copies
 from transom_hpc.ckpt.exchange import Exchange
 from transom_hpc.ckpt.ring import Peer
 from transom_hpc.ckpt.roster import Roster, report

@@ -22,7 +22,7 @@ import numpy as np
 from mpi4py import MPI
 
 from transom_hpc.base.clock import SystemClock
-from transom_hpc.ckpt import Checkpointer, copies, exchange, h5file
+from transom_hpc.ckpt import Checkpointer, cargo, exchange, h5file
 from transom_hpc.ckpt.company import Company
 from transom_hpc.ckpt.files import Files
 from transom_hpc.ckpt.handover import GATHERING
@@ -44,7 +44,7 @@ def state(step: int) -> dict[str, Any]:
         "own": own.random(FACTS.get("elements", 300_000)),
         "large": own.integers(0, 255, 5_000_001, dtype="u1"),  # its end is not that of a page
         "huge": np.zeros(FACTS.get("huge", 0), dtype="u1"),
-        "same": np.arange(1000.0) + step,
+        "same": np.arange(200_000.0) + step,  # on all ranks
         "none": np.zeros((0, 3)),
         "text": f"rank {RANK}",
         "n": step,
@@ -107,21 +107,25 @@ def copied() -> None:
             ckpt.save(step, state(step), block=True)
             wanted = number * min(FACTS.get("copies", 1), len(FACTS["hosts"]) - 1)
             until(lambda wanted=wanted: company._neighbours.sent >= wanted)  # type: ignore[union-attr,misc]
-    say(sent=company._neighbours.sent)  # type: ignore[union-attr]
+    if RANK is None:
+        until(lambda: len(list(FOLDER.glob("copy.*"))) == min(2, len(FACTS["steps"])))
+        time.sleep(0.3)
+    MPI.COMM_WORLD.Barrier()
+    say(sent=company._neighbours.sent, received=company._exchange.received)  # type: ignore[union-attr]
     leave()
 
 
 def killed() -> None:
     """The host that keeps the copies dies when some of one has come; saves go on, and the trouble is said once."""
-    taken = copies.Arriving.room
+    taken = cargo.Arriving.room
 
-    def deadly(self: copies.Arriving, begin: int, end: int) -> memoryview:
+    def deadly(self: cargo.Arriving, begin: int, end: int) -> memoryview:
         if begin:
             os.kill(os.getpid(), signal.SIGKILL)
         return taken(self, begin, end)
 
     if RANK is None:
-        copies.Arriving.room = deadly  # type: ignore[method-assign]
+        cargo.Arriving.room = deadly  # type: ignore[method-assign]
     exchange.STALL_S = 1.5
     company = serve()
     until(lambda: company._neighbours)
