@@ -56,6 +56,27 @@ def test_one_that_is_being_made_ready_is_waited_for(slots: Slots) -> None:
     slots.give(other)
 
 
+def test_the_newest_that_an_earlier_program_left_is_overwritten_last(staging: Path, directory: Path) -> None:
+    folder = Folder(staging, False, Files())
+    folder.open()
+    before = Slots(folder, directory, 0, 1, "A1", Files(), None, 1)
+    for step in (7, 5):
+        segment, _ = before.take(200_000)
+        assert segment is not None
+        segment.declare_whole(step, "A1", 100_000, before.table((), ()))
+    (staging / f"{before.prefix}A1.0").rename(staging / f"{before.prefix}A1.copy")  # as another host gives it back
+    after = Slots(folder, directory, 0, 1, "A2", Files(), None, 1)
+    left = after.left()
+    assert [item.step for item in left] == [7, 5]
+    after.adopt(left)
+    assert after.take(200_000)[0] is left[1].segment
+    assert after.take(200_000)[0] is left[0].segment
+    third = Slots(folder, directory, 0, 1, "A3", Files(), None, 1)
+    assert [item.step for item in third.left()] == [7, 5], "as long as nothing is put there"
+    after.close()
+    folder.close()
+
+
 def test_what_an_earlier_program_left_becomes_a_slot_as_it_is_mapped(staging: Path, directory: Path) -> None:
     folder = Folder(staging, False, Files())
     folder.open()

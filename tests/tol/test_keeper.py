@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,11 +49,12 @@ class Stage:
         self.run.create()
         self.code = folder / "code"
         self.started = folder / "started"
+        self.called = folder / "called"
         programs = folder / "bin"
         programs.mkdir()
         srun = programs / "srun"
         srun.write_text(
-            f"#!/bin/bash\necho $BASHPID >> {self.started}\n"
+            f'#!/bin/bash\necho "$*" >> {folder / "called"}\necho $BASHPID >> {self.started}\n'
             f"[ -e {self.code} ] && exit $(cat {self.code})\nexec sleep 60\n"
         )
         srun.chmod(0o755)
@@ -201,3 +205,70 @@ def test_a_save_that_does_not_end_is_left(stage: Stage) -> None:
     stage.keeper.drain(FIRST, ("n1", "n2"), lambda: False)
     assert DRAIN_S <= stage.clock.time < DRAIN_S + 1
     assert stage.said == [("a save of A0001-L01 was not over after 15 s and is given up", False)]
+
+
+def roster(stage: Stage, at_least: int) -> dict[str, Any]:
+    """What the servers that were started last were told."""
+    stage.starts(at_least)
+    (argument,) = re.findall(r"--roster=(\{.*?\}) ", stage.called.read_text().splitlines()[-1] + " ")
+    found: dict[str, Any] = json.loads(argument)
+    return found
+
+
+def test_spares_have_servers_too(stage: Stage) -> None:
+    stage.keeper.start(FIRST, ("n2", "n1"), ("n3",))
+    facts = roster(stage, 1)
+    assert (facts["attempt"], facts["serving"], facts["spares"]) == ("A0001-L01", ["n2", "n1"], ["n3"])
+    assert (facts["copies"], facts["distance"], facts["per_host"]) == (1, 1, 1)
+    assert "--ranks=3" in stage.called.read_text()
+    assert "--nodelist=n2,n1,n3" in stage.called.read_text()
+
+
+def test_a_lost_spare_is_left_out_at_once(stage: Stage) -> None:
+    stage.keeper.start(FIRST, ("n1", "n2"), ("n3",))
+    stage.keeper.drop("n2")
+    stage.keeper.look()
+    assert stage.starts(1) == 1, "a host with ranks is a matter of the next launch"
+    stage.keeper.drop("n3")
+    stage.keeper.look()
+    assert roster(stage, 2)["spares"] == []
+    stage.keeper.look()
+    assert stage.starts() == 2
+    assert stage.said == []
+
+
+def test_a_spare_that_is_missing_in_the_next_launch_is_left_out(stage: Stage) -> None:
+    stage.keeper.start(FIRST, ("n1", "n2"), ("n3",))
+    assert stage.keeper.stays(("n2", "n1"))
+    stage.keeper.start(Attempt(1, 2), ("n1", "n2"), ())
+    stage.keeper.look()
+    assert roster(stage, 2)["spares"] == []
+
+
+def test_without_copies_spares_have_none(stage: Stage) -> None:
+    stage.keeper._copies = 0
+    stage.keeper.start(FIRST, ("n1", "n2"), ("n3",))
+    assert roster(stage, 1)["spares"] == []
+    assert "--ranks=2" in stage.called.read_text()
+
+
+def test_news_of_memory(stage: Stage) -> None:
+    """Lines of the log are read once, whole; what the program left is read once."""
+    stage.keeper.start(FIRST, ("n1", "n2"))
+    assert list(stage.keeper.news()) == []
+    log = stage.run.logs / f"{FIRST}-server.log"
+    with log.open("a") as file:
+        file.write('2026 n1: serving\n2026 n1: @transom {"kind": "copies", "host": "n1", "problem": "x"}\n')
+        file.write('n2: @transom {"kind": "gath')
+        file.flush()
+        assert list(stage.keeper.news()) == [{"kind": "copies", "host": "n1", "problem": "x"}]
+        file.write('ered"}\nn2: @transom {"no\nn2: @transom 5\n')
+    assert list(stage.keeper.news()) == [{"kind": "gathered"}]
+    assert list(stage.keeper.news()) == []
+    stage.keeper._job.shm.mkdir()
+    try:
+        (stage.keeper._job.shm / ".restored").write_text('{"step": 7, "source": "memory:A1"}')
+        assert list(stage.keeper.news()) == [{"kind": "restored", "step": 7, "source": "memory:A1"}]
+        assert list(stage.keeper.news()) == []
+    finally:
+        stage.keeper._job.shm.rmdir()
