@@ -20,7 +20,7 @@ import worker
 
 from transom_hpc.ckpt import Block
 
-WORDS, WIDTH, HIDDEN = 19, 12, 30
+WORDS, WIDTH, HIDDEN = 23, 12, 30
 
 
 class Layer(torch.nn.Module):
@@ -187,7 +187,29 @@ def blocks(facts: dict[str, Any]) -> Any:
     return {"start": start}
 
 
+def stages(facts: dict[str, Any]) -> Any:
+    """Each rank has some of seven layers and trains them by itself; tell what they are."""
+    layers = range(*cut(7, worker.WORLD_SIZE, worker.RANK))
+    torch.manual_seed(worker.RANK)
+    model = torch.nn.ModuleDict({f"layer{i}": torch.nn.Linear(3 + i, 4 + i) for i in layers})
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1.0)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "common": torch.zeros(9)}
+    with worker.make(facts) as ckpt:
+        start = ckpt.restore(state)
+        before = dict(contents(model, optimizer)) if start else {}
+        for parameter in model.parameters():
+            parameter.grad = torch.randn(parameter.shape)
+        optimizer.step()
+        scheduler.step()
+        state["common"] += 1
+        ckpt.save(start + 2, state, block=True)
+    assert float(state["common"][0]) == start / 2 + 1
+    rates = {group["lr"] for group in optimizer.param_groups}
+    return {"start": start, "before": before, "after": dict(contents(model, optimizer)), "rates": sorted(rates)}
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    worker.__dict__.update({"training": training, "blocks": blocks})
+    worker.__dict__.update({"training": training, "blocks": blocks, "stages": stages})
     worker.serve()

@@ -48,7 +48,9 @@ def test_from_each_way_to_another(sharded: Any, directory: Path) -> None:
 @pytest.mark.parametrize("kind", ["fsdp", "ddp", "tp"])
 def test_there_and_back(sharded: Any, directory: Path, kind: str) -> None:
     """Eight ranks have empty parts of some of it."""
-    chain(sharded, directory, [(kind, n) for n in (4, 2, 3, 8, 1, 8, 3, 2, 4)])
+    # torch itself can't train a part of 30 rows on 4 or 8 ranks.
+    numbers = (5, 2, 3, 6, 1, 6, 3, 2, 5) if kind == "tp" else (4, 2, 3, 8, 1, 8, 3, 2, 4)
+    chain(sharded, directory, [(kind, n) for n in numbers])
 
 
 WAYS = [("fsdp", 8), ("ddp", 3), ("tp", 5), ("tp x fsdp", 8), ("hybrid", 6)]
@@ -66,3 +68,18 @@ def test_blocks_with_ghost_cells_on_another_grid(sharded: Any, directory: Path) 
         found = sharded("blocks", ranks, f"A{number}", directory=directory, grid=[rows, columns])
         assert found.codes == [0] * ranks, found.errors
         assert {said["start"] for said in found.said} == {2 * number}
+
+
+def test_stages_of_a_pipeline_cut_otherwise(sharded: Any, directory: Path) -> None:
+    saved: dict[str, str] = {}
+    for number, ranks in enumerate([3, 2, 1, 7, 4]):
+        found = sharded("stages", ranks, f"A{number}", directory=directory)
+        assert found.codes == [0] * ranks, found.errors
+        before: dict[str, str] = {}
+        for said in found.said:
+            assert said["start"] == 2 * number
+            assert said["rates"] == [pytest.approx(0.1 ** (number + 1))]
+            before |= said["before"]
+        assert before == saved
+        saved = {name: digest for said in found.said for name, digest in said["after"].items()}
+        assert len(saved) == 14 * 5
