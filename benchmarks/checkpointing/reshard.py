@@ -99,6 +99,7 @@ def load(folder: Path, elements: int, rounds: int) -> dict[str, list[float]]:
             state = filled[name] = Sharded(elements, trained=False)
             if dist.get_rank() == 0:
                 chill(folder / "ours", folder / "dcp")
+            dist.barrier()
             if name == "ours":
                 once |= restore(folder / "ours", state)
             else:
