@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import os
+import json
 import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy
 import pytest
 
+import transom_hpc
 from transom_hpc.tol.rundir import RunDir
 
 from .conftest import Runs, Submitted, same_bits
@@ -28,22 +30,19 @@ def until_only_in_memory(run: Submitted, hosts: int) -> int:
     """
     committed = max(RunDir(run.path).committed_steps())
     checkpoints = run.path / "checkpoints"
-    # Nobody may make anything in the folder, so that each save fails when it begins to be written.
-    os.chmod(checkpoints, 0o555)  # noqa: PTH101
-    if run.lab.user == "root" or os.geteuid() == 0:
-        assert checkpoints.stat().st_uid != 0, "the run's user is an ordinary one"
+    checkpoints.chmod(0o555)  # nobody may make anything there, so that each save fails when it begins to be written
     step = committed
 
     def copied() -> bool:
         nonlocal step
         text = "".join(path.read_text() for path in (run.path / "logs").glob("*-server.log"))
         lines = [line for line in text.splitlines() if " has a copy of step " in line]
-        found: dict[int, int] = {}
+        found: dict[int, set[str]] = {}
         for line in lines:
-            number = int(line.partition(" has a copy of step ")[2].split()[0])
-            found[number] = found.get(number, 0) + 1
+            number, _, whose = line.partition(" has a copy of step ")[2].split()
+            found.setdefault(int(number), set()).add(whose)
         there = set(RunDir(run.path).committed_steps())
-        step = max((number for number, count in found.items() if count == hosts and number not in there), default=0)
+        step = max((number for number, of in found.items() if len(of) == hosts and number not in there), default=0)
         return step > committed
 
     run.wait("a step that is in memory only", copied, 30)
@@ -81,3 +80,140 @@ def test_a_lost_host_is_replaced_from_its_neighbours_memory(runs: Runs, unhurt: 
     for host in ("n1", "n2", "n4", "n5"):
         left = runs.lab.run(host, ["bash", "-c", "ls -d /dev/shm/transom-* 2> /dev/null || true"]).stdout
         assert left == "", f"{host}: {left}"
+
+
+def own_site(runs: Runs, **keys: object) -> str:
+    """The lab's site config with some keys more."""
+    path = runs.folder / "own.toml"
+    text = (Path(transom_hpc.__file__).parents[1] / "site_configs" / "lab.toml").read_text()
+    path.write_text(text + "".join(f"{name} = {json.dumps(value)}\n" for name, value in keys.items()))
+    return str(path)
+
+
+def restored_from_memory(run: Submitted) -> bool:
+    return str(facts_of(run, "restored")[-1]["source"]).startswith("memory:")
+
+
+@pytest.mark.soak
+def test_two_hosts_lost_that_do_not_keep_each_others_copies(runs: Runs, unhurt: Unhurt) -> None:
+    """The spares that replace them have the copies already."""
+    options = ["--site", own_site(runs, copy_distance=2)]
+    run = runs.heat("--nodes", "3", "--spares", "2", "--save-every", "20", *options, steps=200)
+    run.wait_saved(40)
+    step = until_only_in_memory(run, 3)
+    runs.lab.crash("n2")
+    runs.lab.crash("n3")
+    let_write(run)
+    run.wait_end()
+    assert same_bits(run.field(), unhurt(200, 3)), run.story()
+    assert restored_from_memory(run), run.story()
+    assert facts_of(run, "restored")[-1]["step"] >= step
+    gathered = facts_of(run, "gathered")[-1]
+    assert (gathered["moved"], gathered["bytes"]) == (2, 0), "they only got other names"
+    assert set(run.entries("launch")[-1].facts["hosts"]) == {"n1", "n4", "n5"}
+
+
+@pytest.mark.soak
+def test_two_neighbours_lost(runs: Runs, unhurt: Unhurt) -> None:
+    """A host and the one that kept its copy: the newest on disk is taken, and that is said."""
+    run = runs.heat("--nodes", "3", "--spares", "2", "--save-every", "20", steps=200)
+    run.wait_saved(40)
+    step = until_only_in_memory(run, 3)
+    committed = max(RunDir(run.path).committed_steps())
+    runs.lab.crash("n2")
+    runs.lab.crash("n3")
+    let_write(run)
+    run.wait_end()
+    assert same_bits(run.field(), unhurt(200, 3)), run.story()
+    restored = facts_of(run, "restored")[-1]
+    assert restored == {"step": committed, "source": f"step-{committed:09d}"}, run.story()
+    lost = facts_of(run, "gathered")[-1]["lost"]
+    assert len(lost) == 1
+    assert lost[0].startswith("no memory has step ")
+    assert lost[0].endswith(" of rank 1")
+    assert int(lost[0].split()[4]) >= step
+    assert lost[0] in (run.path / "logs" / f"{run.job_id}_0_log.out").read_text()
+
+
+@pytest.mark.soak
+def test_a_spare_lost_while_it_keeps_copies(runs: Runs, unhurt: Unhurt) -> None:
+    """The program goes on, copies go elsewhere, and the next loss finds them there."""
+    run = runs.heat("--nodes", "3", "--spares", "2", "--save-every", "20", steps=400)
+    run.wait_saved(40)
+    runs.lab.crash("n4")
+    run.wait_entry("host out", seconds=30)
+    log = run.path / "logs" / "A0001-L01-server.log"
+    run.wait("other copies", lambda: "copies of this host's memory go to n5" in log.read_text(), 30)
+    step = until_only_in_memory(run, 3)
+    runs.lab.crash("n3")
+    let_write(run)
+    run.wait_end()
+    assert same_bits(run.field(), unhurt(400, 3)), run.story()
+    assert restored_from_memory(run), run.story()
+    assert facts_of(run, "restored")[-1]["step"] >= step
+    assert run.entries("launch")[-1].facts["hosts"] == ["n1", "n2", "n5"]
+
+
+@pytest.mark.soak
+def test_hosts_lost_one_after_the_other(runs: Runs, unhurt: Unhurt) -> None:
+    """The second one right after the restart: what was given back, and copies, still serve."""
+    run = runs.heat("--nodes", "3", "--spares", "2", "--save-every", "20", steps=300)
+    run.wait_saved(40)
+    step = until_only_in_memory(run, 3)
+    runs.lab.crash("n2")
+    run.wait("the restart", lambda: len(run.entries("launch")) == 2, 30)
+    let_write(run)
+    run.wait("restored", lambda: len(facts_of(run, "restored")) >= 2, 30)
+    runs.lab.crash("n3")
+    run.wait_end()
+    assert same_bits(run.field(), unhurt(300, 3)), run.story()
+    assert len(run.entries("restart")) == 2
+    assert restored_from_memory(run), run.story()
+    assert facts_of(run, "restored")[-1]["step"] >= step
+
+
+@pytest.mark.soak
+def test_first_host_lost(runs: Runs, unhurt: Unhurt) -> None:
+    """The job is requeued; the next life begins from disk, or from what is still in memory."""
+    run = runs.heat("--nodes", "3", "--spares", "1", "--save-every", "20", steps=200)
+    run.wait_saved(40)
+    runs.lab.crash("n1")
+    run.wait_entry("requeue", seconds=40)
+    run.release()
+    run.wait_end()
+    assert same_bits(run.field(), unhurt(200, 3)), run.story()
+    assert facts_of(run, "restored")[-1]["step"] >= run.entries("restart")[-1].facts["committed"]
+
+
+def at(moment: str, run: Submitted) -> bool:
+    """Whether a run is in that moment of a save."""
+    log = "".join(path.read_text() for path in (run.path / "logs").glob("*-server.log"))
+    under_way = list((run.path / "checkpoints").glob(".step-*"))
+    match moment:
+        case "sending":
+            return " has a copy of step 60 " in log
+        case "staging":
+            return bool(under_way)
+        case "writing":
+            return any(list(path.glob("work-*")) for path in under_way)
+        case "committing":
+            return any(list(path.glob("written-*")) for path in under_way)
+    return len(run.entries("launch")) == 2  # restoring
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("moment", ["training", "staging", "sending", "writing", "committing", "restoring"])
+def test_a_host_lost_at_any_moment(runs: Runs, unhurt: Unhurt, moment: str) -> None:
+    run = runs.heat("--nodes", "3", "--spares", "2", "--save-every", "10", steps=300)
+    run.wait_saved(40)
+    if moment == "restoring":
+        runs.lab.run("n3", ["pkill", "-KILL", "-f", "heat_mpi.py"])
+    deadline = time.monotonic() + 20
+    while moment != "training" and not at(moment, run) and time.monotonic() < deadline:
+        time.sleep(0.002)
+    runs.lab.crash("n2")
+    run.wait_end()
+    assert same_bits(run.field(), unhurt(300, 3)), run.story()
+    last = run.entries("restart")[-1].facts
+    assert last["host_out"] == "n2"
+    assert facts_of(run, "restored")[-1]["step"] >= last["committed"], "never worse than the file"

@@ -9,12 +9,13 @@ import shutil
 import signal
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from types import FrameType
 from typing import Any
 
 from transom_hpc.base.clock import Clock, SystemClock
-from transom_hpc.base.errors import LaunchError
+from transom_hpc.base.errors import LaunchError, RunDirError
 from transom_hpc.monitors import verdict
 from transom_hpc.slurm.commands import Slurm
 from transom_hpc.slurm.hosts import fold_hosts
@@ -30,6 +31,7 @@ from transom_hpc.tol.job import Job
 from transom_hpc.tol.journal import Journal, claim_number, newer_than
 from transom_hpc.tol.keeper import Keeper
 from transom_hpc.tol.pace import Pace
+from transom_hpc.tol.reliability import Interruptions, interruptions
 from transom_hpc.tol.requeueing import requeue_job
 from transom_hpc.tol.rundir import RunDir
 from transom_hpc.tol.spec import Submitted
@@ -131,7 +133,7 @@ class Launcher:
             restarts=restarts_of_job(entries, str(self._job.job_id)),
             committed=self._committed(),
             can_requeue=why_no_requeue(self._job, self._slurm),
-            limits=phases.Limits(settle_s=settle_s, stop_s=max(10.0, self._site.signal_lead_s / 2)),
+            limits=phases.Limits(settle_s=settle_s, stop_s=self._leave_s),
         )
         self._record(
             "start",
@@ -281,7 +283,7 @@ class Launcher:
         self._job.shm.mkdir(mode=0o700, exist_ok=True)
         (self._job.shm / "stop").unlink(missing_ok=True)
         environment = self._program_environment()
-        if action.launch > 1 and not self._keeper.stays(action.hosts):
+        if (action.launch > 1 or self._job.restarts) and not self._keeper.stays(action.hosts):
             environment["TRANSOM_GATHERING"] = str(self._attempt)  # new servers bring what other hosts have in memory
         self._program = self._steps.program(
             self._submitted.program,
@@ -294,6 +296,11 @@ class Launcher:
         self._watcher.start(self._attempt, (*action.hosts, *action.spares))
         self._keeper.start(self._attempt, action.hosts, action.spares)
 
+    @property
+    def _leave_s(self) -> float:
+        """How long a program may take to save and leave when it is asked to."""
+        return max(10.0, self._site.signal_lead_s / 2)
+
     def _new_pace(self) -> Pace:
         spec = self._submitted.spec
         start_s = spec.start_deadline_s
@@ -303,6 +310,9 @@ class Launcher:
 
     def _program_environment(self) -> dict[str, str]:
         spec, staging = self._submitted.spec, self._site.staging_bytes
+        seen = Interruptions()
+        with suppress(RunDirError):  # a journal that can't be read now costs an estimate
+            seen = interruptions(self._dir.entries())
         return {
             **self._site.env,
             "TRANSOM_RUN_DIR": str(self._dir.path),
@@ -311,6 +321,8 @@ class Launcher:
             "TRANSOM_SAVE_EVERY": str(spec.save_every),
             "TRANSOM_KEEP": str(spec.keep),
             "TRANSOM_SIGNAL": self._site.signal,
+            "TRANSOM_LEAVE_S": str(self._leave_s),
+            "TRANSOM_INTERRUPTIONS": str(seen),
             "TRANSOM_STRIPE_BYTES": str(self._site.stripe_bytes),
             "TRANSOM_DATA_FILES": str(self._site.data_files),
             "TRANSOM_WRITER": self._site.writer,
