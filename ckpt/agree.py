@@ -6,6 +6,7 @@ Owns the order of proposals and the decision. What examining means is in `restor
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,19 @@ class Proposal:
 
 
 @dataclass(frozen=True, slots=True)
+class Mates:
+    """The ranks of one host that examine a proposal.
+
+    Args:
+        token: the same for them, and for nothing else.
+        ranks: all of them, ascending.
+    """
+
+    token: str
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """What was agreed.
 
@@ -47,7 +61,8 @@ class Outcome:
         left_out: what did not fit and is not taken, on which ranks.
         borrowed: whether some rank takes it from segments of others.
         needed_bytes: of what this rank restored.
-        read_bytes: read and compared for that, by this rank.
+        read_bytes: read by this rank: from files, or compared in memory.
+        handed_bytes: of files, that others of its host have read for this rank.
     """
 
     step: int
@@ -57,6 +72,7 @@ class Outcome:
     borrowed: bool = False
     needed_bytes: int = 0
     read_bytes: int = 0
+    handed_bytes: int = 0
 
 
 def proposals(committed: Sequence[tuple[int, Path, str]], held: Sequence[Sequence[tuple[int, str]]]) -> list[Proposal]:
@@ -83,7 +99,8 @@ def agree(
     rank: int,
     propose: Callable[[list[Any]], Sequence[Proposal]],
     held: Sequence[tuple[int, str]],
-    examine: Callable[[Proposal], dict[str, Any]],
+    host: str,
+    examine: Callable[[Proposal, Mates], dict[str, Any]],
 ) -> Outcome:
     """Find the newest place that every rank can restore from. All ranks must call it.
 
@@ -91,7 +108,8 @@ def agree(
         meeting: of the ranks.
         rank: this one.
         propose: from what each rank holds to the places to try; called on rank 0 only.
-        held: whole segments on this node.
+        held: whole segments on this host.
+        host: the same for all ranks that see the same shared memory.
         examine: this rank's finding about one place, as Found.to_json.
 
     Raises:
@@ -99,17 +117,19 @@ def agree(
         CorruptCheckpoint: there are checkpoints, and none is whole. Facts: step, path.
         Overdue, Abandoned: a rank did not take part.
     """
-    meeting.tell("memory", [list(item) for item in held])
-    tries = list(propose(meeting.hear_all("memory"))) if rank == 0 else []
+    meeting.tell("memory", [[list(item) for item in held], host])
     if rank == 0:
-        meeting.tell("tries", [[p.step, p.source, p.broken] for p in tries])
-    else:
-        tries = [Proposal(*item) for item in meeting.hear("tries", 0)]
+        said = meeting.hear_all("memory")
+        proposed = [[p.step, p.source, p.broken] for p in propose([mine for mine, _ in said])]
+        meeting.tell("tries", [proposed, [where for _, where in said], secrets.token_hex(6)])
+    proposed, hosts, token = meeting.hear("tries", 0)
+    tries = [Proposal(*item) for item in proposed]
+    mates = tuple(number for number, where in enumerate(hosts) if where == host)
     damaged: list[str] = []
     reasons: list[str] = []
     unfit: StateError | None = None
     for number, proposal in enumerate(tries):
-        decision = _one(meeting, rank, number, proposal, examine)
+        decision = _one(meeting, rank, number, proposal, Mates(f"{token}.{number}", mates), examine)
         if decision["take"]:
             return Outcome(proposal.step, proposal.source, tuple(damaged), decision["left_out"], decision["borrowed"])
         if decision["unfit"]:
@@ -136,12 +156,17 @@ def agree(
 
 
 def _one(
-    meeting: Meeting, rank: int, number: int, proposal: Proposal, examine: Callable[[Proposal], dict[str, Any]]
+    meeting: Meeting,
+    rank: int,
+    number: int,
+    proposal: Proposal,
+    mates: Mates,
+    examine: Callable[[Proposal, Mates], dict[str, Any]],
 ) -> dict[str, Any]:
     """One proposal: this rank's finding, and what rank 0 makes of everybody's."""
     if proposal.broken:
         return {"take": False, "unfit": "", "damaged": True, "why": proposal.broken}
-    meeting.tell(f"finding{number}", examine(proposal))
+    meeting.tell(f"finding{number}", examine(proposal, mates))
     if rank == 0:
         meeting.tell(f"decision{number}", decide(meeting.hear_all(f"finding{number}")))
     found: dict[str, Any] = meeting.hear(f"decision{number}", 0)

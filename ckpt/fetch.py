@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -207,6 +208,9 @@ class FileTier:
         self._files, self._folder, self._names = files, folder, sorted(set(names))
         self._opened = ExitStack()
         self._targets: dict[str, direct.Target] = {}
+        self._lock = threading.Lock()
+        self.read_bytes = 0
+        """What was read so far."""
 
     def __enter__(self) -> FileTier:
         with ExitStack() as opened:
@@ -223,8 +227,10 @@ class FileTier:
         """See Tier."""
         # Whole pages into our own buffer; what lies behind the end is not looked at.
         room = direct.buffer()[: align(end - begin)] if into is None else into
-        got = self._targets[item.file].get(room, item.offset + begin)
-        return room[: min(end - begin, got)]
+        got = min(end - begin, self._targets[item.file].get(room, item.offset + begin))
+        with self._lock:
+            self.read_bytes += got
+        return room[:got]
 
 
 class MemoryTier:
@@ -265,7 +271,7 @@ def fetch(
     """
     faults: list[Fault] = []
     jobs = [
-        partial(_run, tier, load, begin, end, compare, progress, faults)
+        partial(run, tier, load, begin, end, faults, compare, progress)
         for load in sorted(loads, key=lambda load: (load.item.file, load.item.offset))
         for begin, end in _stretches(load, max(tier.step, PIECE_BYTES))
     ]
@@ -287,16 +293,16 @@ def _stretches(load: Load, most: int) -> list[tuple[int, int]]:
     return found
 
 
-def _run(
+def run(
     tier: Tier,
     load: Load,
     begin: int,
     end: int,
-    compare: bool,
-    progress: Callable[[int], None],
     faults: list[Fault],
+    compare: bool = True,
+    progress: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """One stretch of blocks, in pieces."""
+    """Read, compare and put in place bytes [begin, end) of a stored part, which are whole blocks of it. See `fetch`."""
     item = load.item
     size = layout.block_bytes(item.entry.nbytes)
     step = tier.step if load.puts else max(tier.step, PIECE_BYTES)

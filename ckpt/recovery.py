@@ -10,13 +10,15 @@ from typing import Any
 
 from transom_hpc.base.errors import CorruptCheckpoint
 from transom_hpc.ckpt import catalog, direct, housekeeping
-from transom_hpc.ckpt.agree import MEMORY, Outcome, Proposal, agree, proposals
+from transom_hpc.ckpt.agree import MEMORY, Mates, Outcome, Proposal, agree, proposals
 from transom_hpc.ckpt.fence import Fence
 from transom_hpc.ckpt.files import Files
 from transom_hpc.ckpt.layout import plan
 from transom_hpc.ckpt.manifest import Stored
 from transom_hpc.ckpt.meeting import Meeting
 from transom_hpc.ckpt.restore import Candidate, Found
+from transom_hpc.ckpt.sharing import Company, Sharing
+from transom_hpc.ckpt.shm import boot_id
 from transom_hpc.ckpt.slots import Left, Slots
 
 log = logging.getLogger("transom_hpc.ckpt")
@@ -58,6 +60,7 @@ class Recovery:
         self._left: list[Left] = []
         self._here: dict[int, list[Left]] | None = None
         self._candidate: Candidate | None = None
+        self._sharing: Sharing | None = None
 
     def run(self, meeting: Meeting) -> Outcome:
         """Restore. All ranks must call it.
@@ -75,7 +78,7 @@ class Recovery:
                 {(item.step, item.attempt) for left in self._all().values() for item in left if self._of_all(item)}
             )
         try:
-            outcome = agree(meeting, self._rank, self._propose, held, self._examine)
+            outcome = agree(meeting, self._rank, self._propose, held, _host(self._slots.path), self._examine)
             if outcome.source and self._candidate is not None:
                 outcome = self._take(meeting, outcome, self._candidate)
         except BaseException as error:
@@ -83,6 +86,8 @@ class Recovery:
             raise
         finally:
             self._candidate = None
+            if self._sharing is not None:
+                self._sharing.close()
         if self._rank == 0:
             housekeeping.put_aside(self._directory, outcome.damaged, self._fence, self._files)
             meeting.tell("settled", outcome.step)
@@ -94,31 +99,58 @@ class Recovery:
 
     def _take(self, meeting: Meeting, outcome: Outcome, candidate: Candidate) -> Outcome:
         candidate.take()
-        needed, read = candidate.needed_bytes, candidate.read_bytes
-        where = outcome.source
-        log.info("restored step %d from %s: %d bytes, for which %d were read", outcome.step, where, needed, read)
+        needed, read, handed = candidate.needed_bytes, candidate.read_bytes, candidate.handed_bytes
+        log.info(
+            "restored step %d from %s: %d bytes, for which %d were read here and %d by others of this host",
+            outcome.step,
+            outcome.source,
+            needed,
+            read,
+            handed,
+        )
         if outcome.borrowed:  # who is done may use its segments anew, from which others still copy
             meeting.tell("taken", True)
             if self._rank == 0:
                 meeting.hear_all("taken")
-        return replace(outcome, needed_bytes=needed, read_bytes=read)
+        return replace(outcome, needed_bytes=needed, read_bytes=read, handed_bytes=handed)
 
     def _room(self, nbytes: int) -> memoryview | None:
         return direct.room(nbytes) if self._slots.allow(nbytes) else None
 
-    def _examine(self, proposal: Proposal) -> dict[str, Any]:
+    def _examine(self, proposal: Proposal, mates: Mates) -> dict[str, Any]:
+        if self._sharing is not None:
+            self._sharing.close()
+            self._sharing = None
+        if len(mates.ranks) > 1 and not proposal.source.startswith(MEMORY):
+            group = self._slots.prefix.partition("-rank-")[0]
+            company = Company(self._slots.path, group, mates.token, self._rank, mates.ranks)
+            self._sharing = Sharing(company, self._files, self._slots.allow)
         self._candidate = candidate = Candidate(
-            self._state, self._rank, self._world_size, self._strict, self._unpickle, self._files, self._room
+            self._state,
+            self._rank,
+            self._world_size,
+            self._strict,
+            self._unpickle,
+            self._files,
+            self._room,
+            self._sharing,
         )
         if proposal.source.startswith(MEMORY):
             return self._examine_memory(candidate, proposal).to_json()
         try:
+            return self._examine_file(candidate, proposal).to_json()
+        finally:
+            if self._sharing is not None:
+                self._sharing.tell({})  # it takes no part, unless it has
+
+    def _examine_file(self, candidate: Candidate, proposal: Proposal) -> Found:
+        try:
             found = catalog.read_checkpoint(self._directory / proposal.source, self._files)
         except CorruptCheckpoint as error:
-            return Found(faults=[str(error)]).to_json()
+            return Found(faults=[str(error)])
         except OSError as error:
-            return Found(unreadable=str(error)).to_json()
-        return candidate.examine_file(found).to_json()
+            return Found(unreadable=str(error))
+        return candidate.examine_file(found)
 
     def _examine_memory(self, candidate: Candidate, proposal: Proposal) -> Found:
         """First this rank's own segment; where the state is cut otherwise now, those of all ranks, if they are here."""
@@ -182,3 +214,9 @@ class Recovery:
                 pass  # each rank tries for itself, and says what it found
             committed.append((step, path, broken))
         return proposals(committed, held)
+
+
+def _host(folder: Path) -> str:
+    """The same for all that see this folder."""
+    facts = folder.stat()
+    return f"{boot_id()}:{facts.st_dev}:{facts.st_ino}"

@@ -19,6 +19,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from transom_hpc.ckpt.catalog import Checkpoint
 from transom_hpc.ckpt.fetch import FileTier, Load, MemoryTier, Tier, everything, fetch
 from transom_hpc.ckpt.files import Files
 from transom_hpc.ckpt.manifest import Stored
+from transom_hpc.ckpt.sharing import Sharing
 from transom_hpc.ckpt.shm import Segment, align
 from transom_hpc.ckpt.stock import Stock, homeless
 from transom_hpc.ckpt.supply import Want
@@ -84,6 +86,7 @@ class Candidate:
         strict: whether everything must fit.
         unpickle: see Checkpointer.restore.
         room: gives memory for so many bytes, aligned; None where there is none.
+        sharing: with the other ranks of this host, of what is read from files; None where this rank reads by itself.
     """
 
     def __init__(
@@ -95,6 +98,7 @@ class Candidate:
         unpickle: bool,
         files: Files,
         room: Callable[[int], memoryview | None],
+        sharing: Sharing | None = None,
     ) -> None:
         self._state = state
         self._rank = rank
@@ -103,6 +107,8 @@ class Candidate:
         self._unpickle = unpickle
         self._files = files
         self._room = room
+        self._sharing = sharing
+        self._stored: Sequence[Stored] = ()
         self._stock = Stock((), rank, world_size)
         self._match = fill.Match()
         self._wants: list[Want] = []
@@ -112,12 +118,15 @@ class Candidate:
         self.needed_bytes = 0
         """Of what this rank wants."""
         self.read_bytes = 0
-        """Read and compared for it, and once more where there was no room for what was compared."""
+        """Read by this rank: from files, or compared in memory."""
+        self.handed_bytes = 0
+        """Of files, that others of its host have read for it."""
 
     def examine_file(self, checkpoint: Checkpoint) -> Found:
         """Read and compare all that this rank needs of a checkpoint. The live state is not touched."""
         saved = checkpoint.manifest
         self._where = str(checkpoint.path)
+        self._stored = saved.stored
         self._open = lambda items: FileTier(self._files, checkpoint.path, (item.file for item in items))
         return self._examine(Stock(saved.stored, self._rank, saved.world_size), complete=True)
 
@@ -209,11 +218,24 @@ class Candidate:
         assert self._open is not None
         with self._open(items) as tier:
             found.faults += [str(fault) for fault in fetch(tier, loads, compare)]
-        self.read_bytes += sum(load.nbytes for load in loads) if compare else 0
+            self._count(tier, loads if compare else ())
 
-    def _load(self, wants: Sequence[Want], found: Found, compare: bool = True) -> None:
-        loads = supply.loads(self._stock, wants)
-        self._fetch([load.item for load in loads], loads, found, compare)
+    def _fetch_together(self, loads: Sequence[Load], found: Found) -> None:
+        """With the other ranks of this host, if there are any."""
+        sharing = self._sharing
+        if sharing is None or self._in_memory:
+            self._fetch([load.item for load in loads], loads, found)
+            return
+        with FileTier(self._files, Path(self._where), (load.item.file for load in loads)) as tier:
+            faults = sharing.fetch(tier, loads, self._stored)
+            if faults is None:
+                faults = fetch(tier, loads)
+            found.faults += [str(fault) for fault in faults]
+            self._count(tier, loads)
+        self.handed_bytes = sharing.handed_bytes
+
+    def _count(self, tier: Tier, loads: Sequence[Load]) -> None:
+        self.read_bytes += tier.read_bytes if isinstance(tier, FileTier) else sum(load.nbytes for load in loads)
 
     def _read(self, found: Found) -> None:
         """Read what is wanted, as far as there is room for it, and compare all of it."""
@@ -231,7 +253,7 @@ class Candidate:
             if spare is not None:
                 want.room = spare[at : at + want.nbytes]
                 at += align(want.nbytes)
-        self._load(self._wants, found)
+        self._fetch_together(supply.loads(self._stock, self._wants), found)
 
     def take(self) -> None:
         """Fill the live state. Called when all ranks can.
@@ -266,7 +288,8 @@ class Candidate:
         there = supply.memory(want.targets[0].array) if self._in_memory else None
         want.room = there if there is not None else np.empty(want.nbytes, dtype=np.uint8).data
         found = Found()
-        self._load([want], found, compare=not self._in_memory)
+        loads = supply.loads(self._stock, [want])
+        self._fetch([load.item for load in loads], loads, found, compare=not self._in_memory)
         if not found.good:
             path = self._where
             raise CorruptCheckpoint(f"{path} changed while it was being read: {found.faults[0]}", path=path)

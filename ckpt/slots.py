@@ -110,6 +110,11 @@ class Slots:
         self._busy = 0
         self._preparing = 0
 
+    @property
+    def path(self) -> Path:
+        """The folder."""
+        return self._folder.path
+
     def _path(self, number: int) -> Path:
         return self._folder.path / f"{self.prefix}{self._attempt}.{number}"
 

@@ -31,6 +31,7 @@ from transom_hpc.ckpt import Checkpointer, rng_state
 from transom_hpc.ckpt.server import Server
 
 sys.path.insert(0, str(Path(__file__).parent))
+import cuts
 from faulty import Faulty
 
 RANK = 0
@@ -120,6 +121,11 @@ def resized(facts: dict[str, Any]) -> Any:
             ckpt.save(2, state, block=True)
     own = float(state["own"][99]) if facts["own"] else None
     return {"start": start, "same": float(state["same"][9]), "own": own, "said": [str(w.message) for w in said]}
+
+
+def cut(facts: dict[str, Any]) -> Any:
+    """See cuts."""
+    return cuts.cut(facts, make)
 
 
 def faulty(facts: dict[str, Any]) -> Any:

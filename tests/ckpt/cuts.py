@@ -1,0 +1,94 @@
+"""Arrays cut in different ways over the ranks, for tests of resharding; runs as a scenario of worker.py."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from transom_hpc.base.errors import StateError
+from transom_hpc.ckpt import Block
+
+Place = tuple[tuple[int, ...], tuple[int, ...]]
+
+ARRAYS: dict[str, tuple[tuple[int, ...], str]] = {
+    "flat": ((1_500_001,), "<f8"),
+    "wide": ((1009, 1201), "<f4"),
+    "cube": ((61, 127, 130), "<c16"),
+    "odd": ((9001, 77), "S5"),
+    "few": ((3, 5), "<i2"),
+    "dates": ((4000, 40), "M8[s]"),
+}
+
+
+def whole(name: str, step: int) -> np.ndarray[Any, Any]:
+    """An array as it is after a step; every element of it is another one."""
+    shape, dtype = ARRAYS[name]
+    numbers = np.arange(np.prod(shape), dtype=np.int64) * 7 + step
+    if dtype.startswith("S"):
+        bits = numbers.view(np.uint8).reshape(-1, 8)[:, : np.dtype(dtype).itemsize]
+        return np.ascontiguousarray(bits).view(dtype).reshape(shape)
+    return numbers.astype(dtype).reshape(shape)
+
+
+def mesh(how: str, ranks: int, axes: int) -> list[int]:
+    """Into how many parts each axis is cut: "rows", "columns", "grid" or "whole"."""
+    first = max(n for n in range(1, ranks + 1) if ranks % n == 0 and n * n <= ranks)
+    if axes == 1 or how == "rows":
+        return [1 if how == "whole" else ranks] + [1] * (axes - 1)
+    if how == "columns":
+        return [1] * (axes - 1) + [ranks]
+    return [first, ranks // first] + [1] * (axes - 2) if how == "grid" else [1] * axes
+
+
+def place(shape: tuple[int, ...], parts: list[int], rank: int) -> Place:
+    """The box of one rank, as even as can be; it may be empty."""
+    index = np.unravel_index(rank % int(np.prod(parts)), parts)
+    start = tuple(size * int(i) // n for size, i, n in zip(shape, index, parts, strict=True))
+    stop = tuple(size * (int(i) + 1) // n for size, i, n in zip(shape, index, parts, strict=True))
+    return start, tuple(b - a for a, b in zip(start, stop, strict=True))
+
+
+def cut(facts: dict[str, Any], make: Callable[..., Any]) -> Any:
+    """Restore arrays cut as `how` says, compare each element; then save a step if there is one."""
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    logging.basicConfig(level=logging.INFO)
+    state: dict[str, Any] = {"all": np.zeros(300_001), "n": 0}
+    for name, (shape, dtype) in ARRAYS.items():
+        start, size = place(shape, mesh(facts["how"], ranks, len(shape)), rank)
+        room = np.zeros([n + 2 for n in size], dtype)  # with ghost cells around
+        inner = room[tuple(slice(1, -1) for _ in size)] if facts.get("ghosts") else np.zeros(size, dtype)
+        state[name] = Block(inner, shape, start)
+    told: dict[str, Any] = {"step": 0}
+    with make(facts) as ckpt, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            step = ckpt.restore(state)
+        except StateError as error:
+            return {"error": str(error)}
+        if ckpt.restored is not None and step:
+            told |= {k: getattr(ckpt.restored, k) for k in ("step", "source", "needed_bytes", "read_bytes")}
+            told["wrong"] = [name for name in ARRAYS if not _right(state[name], name, step)]
+            assert state["n"] == step
+            assert np.array_equal(state["all"], np.arange(300_001.0) + step)
+        if facts.get("save"):
+            for name in ARRAYS:
+                block = state[name]
+                block.array[...] = whole(name, facts["save"])[_slices(block)]
+            state["n"], state["all"][...] = facts["save"], np.arange(300_001.0) + facts["save"]
+            ckpt.save(facts["save"], state, block=True)
+        if facts.get("dies"):
+            os.kill(os.getpid(), 9)
+    return told
+
+
+def _slices(block: Block) -> tuple[slice, ...]:
+    return tuple(slice(a, a + n) for a, n in zip(block.start, block.array.shape, strict=True))
+
+
+def _right(block: Block, name: str, step: int) -> bool:
+    return block.array.tobytes() == whole(name, step)[_slices(block)].tobytes()

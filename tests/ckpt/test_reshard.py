@@ -1,0 +1,98 @@
+"""What was saved on some ranks, cut in some way, is restored on any others, cut in any other way; and no more is read
+than that takes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from transom_hpc.ckpt import list_checkpoints, verify
+
+sys.path.insert(0, str(Path(__file__).parent))
+from cuts import ARRAYS, whole
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def test_from_four_ranks_to_two_to_three_to_eight_to_one(ranks: Any, directory: Path) -> None:
+    chain = [(4, "rows"), (2, "rows"), (3, "rows"), (8, "rows"), (1, "rows"), (4, "rows")]
+    for number, (count, how) in enumerate(chain):
+        done = ranks("cut", count, f"A{number}", directory=directory, how=how, save=number + 1)
+        assert done.codes == [0] * count, done.errors
+        assert [said["step"] for said in done.said] == [number] * count
+        if number:
+            assert all(said["wrong"] == [] and said["source"].startswith("step-") for said in done.said), done.said
+            needed, read = (sum(said[key] for said in done.said) for key in ("needed_bytes", "read_bytes"))
+            assert read <= 1.1 * needed
+    found = list_checkpoints(directory)[-1]
+    assert verify(found.path) == []
+
+
+@pytest.mark.parametrize("how", ["columns", "grid", "whole"])
+def test_cut_along_other_axes(ranks: Any, directory: Path, how: str) -> None:
+    """And back; with ghost cells, so that the live arrays don't lie together. All ranks are on one host, so that the
+    host reads what it needs about once, whichever of its ranks wants which elements of a block."""
+    assert ranks("cut", 4, "A1", directory=directory, how="rows", save=1).codes == [0] * 4
+    for number, (count, cut) in enumerate([(3, how), (4, "rows")], start=2):
+        done = ranks("cut", count, f"A{number}", directory=directory, how=cut, save=number, ghosts=True)
+        assert done.codes == [0] * count, done.errors
+        assert all(said["wrong"] == [] and said["step"] == number - 1 for said in done.said), done.said
+        stored = list_checkpoints(directory)[-2].manifest.nbytes
+        read = sum(said["read_bytes"] for said in done.said)
+        assert read <= 1.1 * stored
+        assert all(said["read_bytes"] <= 1.5 * stored / count for said in done.said), "the work is spread"
+
+
+def test_any_tool_sees_whole_arrays(ranks: Any, directory: Path) -> None:
+    assert ranks("cut", 6, "A1", directory=directory, how="grid", save=3).codes == [0] * 6
+    (found,) = list_checkpoints(directory)
+    with h5py.File(found.path / "data-00000.h5") as file:
+        for name, (shape, dtype) in ARRAYS.items():
+            if name in ("odd", "dates"):  # elements that HDF5 does not know
+                continue
+            data = file[f"tensors/{name}"]
+            assert data.shape == shape
+            assert np.array_equal(data[...], whole(name, 3).astype(dtype))
+        assert "ranks" not in file
+    balance = found.manifest.balance
+    assert balance.most - balance.least < 4 << 20
+    assert balance.mean * 6 == found.manifest.nbytes
+
+
+def test_memory_of_more_ranks_than_there_are_now(ranks: Any, directory: Path, staging: Path) -> None:
+    """The segments of all of them are on this host, so nothing is read from a file."""
+    died = ranks("cut", 4, "A1", directory=directory, how="rows", save=1, dies=True)
+    assert died.codes == [-9] * 4, died.errors
+    for number, (count, how) in enumerate([(2, "columns"), (3, "grid"), (3, "rows")], start=2):
+        done = ranks("cut", count, f"A{number}", directory=directory, how=how, save=number, dies=True)
+        assert done.codes == [-9] * count, done.errors
+        assert all(f"restored step {number - 1} from memory:A{number - 1}" in error for error in done.errors)
+        segments = [path.name for path in staging.iterdir() if not path.name.startswith(".")]
+        assert len(segments) <= 2 * count, "what ranks left that are gone is gone"
+    again = ranks("cut", 1, "A5", directory=directory, how="rows")
+    assert again.said[0]["wrong"] == []
+    assert again.said[0]["source"] == "memory:A4"
+    assert not [path for path in staging.iterdir() if "needs" in path.name or "board" in path.name]
+
+
+def test_memory_of_some_ranks_is_not_enough_for_others(ranks: Any, directory: Path, staging: Path) -> None:
+    assert ranks("cut", 3, "A1", directory=directory, how="rows", save=1, dies=True).codes == [-9] * 3
+    for path in staging.iterdir():
+        if "-rank-00001." in path.name and not path.name.startswith("."):
+            path.unlink()
+    done = ranks("cut", 2, "A2", directory=directory, how="rows")
+    assert done.codes == [0, 0], done.errors
+    assert all(said["wrong"] == [] and said["source"] == "step-000000001" for said in done.said)
+
+
+def test_memory_as_many_ranks_but_cut_otherwise(ranks: Any, directory: Path) -> None:
+    assert ranks("cut", 2, "A1", directory=directory, how="rows", save=1, dies=True).codes == [-9] * 2
+    done = ranks("cut", 2, "A2", directory=directory, how="columns", save=2, dies=True)
+    assert all("restored step 1 from memory:A1" in error for error in done.errors), done.errors
+    done = ranks("cut", 2, "A3", directory=directory, how="rows")
+    assert all(said["wrong"] == [] and said["source"] == "memory:A2" for said in done.said)
