@@ -62,7 +62,9 @@ def _over(nodes: Sequence[Node], own: bool) -> Node:
         inner = _over([node[-1] for node in (first, *alike)], own)
         return [*first[:-1], inner] if inner is not _NOTHING else _NOTHING
     if kind in _WITH_PLACES:
-        alike = [node for node in alike if len(node[-1]) == len(first[-1])]
+        alike, before = [node for node in alike if len(node[-1]) == len(first[-1])], alike
+        if not own and alike != before:
+            return _NOTHING
         places = [_over(items, own) for items in zip(first[-1], *(node[-1] for node in alike), strict=True)]
         return [*first[:-1], places] if _NOTHING not in places else _NOTHING
     return first if own else _NOTHING

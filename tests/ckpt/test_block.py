@@ -112,3 +112,16 @@ def test_plain_arrays_want_all() -> None:
     )
     (target,) = found.targets["tensors/u"]
     assert (target.start, target.shape) == ((0, 0), (3, 4))
+
+
+def test_new_parts_of_what_was_tied_are_as_different_as_the_live_ones() -> None:
+    one = np.zeros(9)
+    left, right = np.zeros(4), np.zeros(5)
+    for part in (left, right):
+        part.flags.writeable = False
+    state = {"a": Block(left, (9,), (0,)), "b": Block(right, (9,), (4,)), "c": Block(left, (9,), (0,))}
+    entry = whole("tensors/a", "numpy:<f8", (9,))
+    found = fill.match(walk({"a": one, "b": one, "c": one}).structure, {"tensors/a": entry}, state)
+    assert [(target.start, target.shape) for target in found.targets["tensors/a"]] == [((0,), (4,)), ((4,), (5,))]
+    found.apply()
+    assert state["a"].array is state["c"].array

@@ -15,7 +15,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
-from torch.distributed.tensor.placement_types import _MaskPartial, _StridedShard
+from torch.distributed.tensor.placement_types import Placement, _MaskPartial, _StridedShard
 
 from transom_hpc.base.errors import StateError
 from transom_hpc.ckpt import dtensors, fill, leaves
@@ -84,8 +84,10 @@ def test_plain_and_cut_fit_both_ways() -> None:
     whole = torch.arange(35.0).view(7, 5)
     entries, wholes = stored([walk({"w": whole})])
     live = split(torch.zeros(7, 5), (2, 2), 3, [Shard(0), Shard(1)])
+    before = live._version, live._local_tensor._version
     take(fill.match(walk({"w": whole}).structure, entries, {"w": live}), wholes)
     assert torch.equal(live.to_local(), whole[4:, 3:])
+    assert live._version > before[0], "autograd is told, for the whole as for the part"
     walks = [walk({"w": split(whole, (3,), rank, [Shard(0)])}) for rank in range(3)]
     entries, wholes = stored(walks)
     plain = torch.zeros(7, 5)
@@ -106,6 +108,19 @@ def test_what_is_not_summed_up_is_refused_by_name(name: str) -> None:
     tensor = DTensor.from_local(torch.ones(4, 4), mesh((2,), 0), places, run_check=False)
     with pytest.raises(StateError, match=f"^deep/{name}: a DTensor .*{says}"):
         walk({"deep": {name: tensor}})
+
+
+class Strange(Placement):
+    """One that this version does not know."""
+
+
+def test_a_placement_that_is_not_known_is_refused() -> None:
+    tensor = DTensor.from_local(torch.ones(4, 4), mesh((2,), 0), [Replicate()], run_check=False)
+    tensor._spec.placements = (Strange(),)
+    with pytest.raises(
+        StateError, match=r"^w: a DTensor with the placement .*Strange.* can't be saved; call redistribut"
+    ):
+        walk({"w": tensor})
 
 
 def test_a_part_of_another_size_than_its_place_is_refused() -> None:
@@ -256,3 +271,35 @@ def test_objects_that_keep_parts_get_parts_back() -> None:
     take(fill.match(walks[0].structure, entries, {"ema": ema}), wholes)
     assert isinstance(ema.value, DTensor)
     assert torch.equal(ema.value.to_local(), whole[:, 3:])
+
+
+def test_a_step_count_is_no_part_though_it_looks_like_one() -> None:
+    scalar = torch.nn.Parameter(split(torch.tensor(5.0), (2,), 0, [Replicate()]))
+    optimizer = torch.optim.AdamW([scalar])
+    moments = {key: split(torch.tensor(0.5), (2,), 0, [Replicate()]) for key in ("exp_avg", "exp_avg_sq")}
+    optimizer.state[scalar] = {"step": torch.tensor(3.0), **moments}
+    walked = walk({"o": optimizer})
+    entries, wholes = stored([walked])
+    new = torch.optim.AdamW([scalar])
+    take(fill.match(walked.structure, entries, {"o": new}), wholes)
+    state = new.state[scalar]
+    assert [type(state[key]) for key in ("step", "exp_avg")] == [torch.Tensor, DTensor]
+    assert (state["step"], state["exp_avg"].to_local()) == (3, 0.5)
+
+
+def test_a_module_that_hands_out_copies_gets_them_back() -> None:
+    def module(value: float) -> Any:
+        made = torch.nn.Module()
+        made.register_parameter("w", torch.nn.Parameter(split(torch.full((6, 2), value), (2,), 0, [Shard(0)])))
+
+        def copied(_: Any, state: dict[str, Any], *__: Any) -> None:
+            state["w"] = split(torch.full((6, 2), value), (2,), 0, [Shard(0)])
+
+        made._register_state_dict_hook(copied)
+        return made
+
+    walked = walk({"m": module(3.0)})
+    entries, wholes = stored([walked])
+    live = module(0.0)
+    take(fill.match(walked.structure, entries, {"m": live}), wholes)
+    assert (live.w.to_local() == 3).all()

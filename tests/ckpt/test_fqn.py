@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -105,6 +106,36 @@ def test_wrappers_change_no_name(how: str) -> None:
         assert found.complain() == ""
         assert same(moments(plain, optimizer), moments(to, opt))
         assert [p.tolist() for p in to.parameters()] == [p.tolist() for p in plain.parameters()]
+
+
+def test_parameters_that_are_elsewhere_between_passes_are_found() -> None:
+    """As those of FSDP2 are, until the module is asked for its state."""
+    one = model(0, 1)
+    optimizer = trained(one)
+    layer = one.layer0
+    kept = layer.weight
+    del layer.weight
+    layer.weight = kept.detach()
+    layer.register_state_dict_pre_hook(lambda *_: (delattr(layer, "weight"), setattr(layer, "weight", kept)))
+    names = {leaf.name for leaf in walk({"o": optimizer, "m": one}).leaves}
+    assert "tensors/o/state/layer0.weight/exp_avg" in names
+
+
+def test_how_a_step_is_computed_is_the_programs_own() -> None:
+    one, other = model(0, 1), model(0, 1)
+    optimizer = trained(one, foreach=True)
+    new = torch.optim.AdamW(other.parameters(), foreach=False)
+    assert restore([walk({"m": one, "o": optimizer})], 0, {"m": other, "o": new}).complain() == ""
+    assert (new.param_groups[0]["foreach"], new.param_groups[0]["lr"]) == (False, 0.1)
+
+
+def test_a_module_with_hooks_is_given_its_own_names() -> None:
+    one, other = wrapped("compiled inside", model(0, 2)), wrapped("compiled inside", model(0, 2))
+    given: list[str] = []
+    other.register_load_state_dict_pre_hook(lambda _, state, *__: given.extend(state))
+    assert restore([walk({"m": one})], 0, {"m": other}).complain() == ""
+    assert given == list(other.state_dict())
+    assert "layer0._orig_mod.weight" in given
 
 
 def test_names_of_compiled_parts_as_they_once_were() -> None:
@@ -219,6 +250,27 @@ def test_what_other_ranks_disagree_about_is_not_borrowed() -> None:
     assert found.missing == ["m/a"]
     take(found, {})
     assert live == {"m": {"a": -1, "same": 5}, "only1": 1}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [(1, 2), (math.inf, -math.inf), (torch.ones(2), {"deep": 1}), ({"deep": 1}, 5), ([1], [1, 2]), ((1, 2), [1, 2])],
+    ids=repr,
+)
+def test_what_ranks_have_in_different_ways_is_nobody_elses(values: tuple[Any, Any]) -> None:
+    ranks = [walk({"m": {"x": value, "same": 1}}) for value in values]
+    documents = [walked.structure for walked in ranks]
+    live = {"m": {"x": 7, "same": 0}}
+    found = fill.match({}, stored(ranks)[0], live, others=documents)
+    assert (found.missing, found.misshaped) == (["m/x"], [])
+    own = fill.match(documents[0], stored(ranks)[0], {"m": {"x": values[0], "same": 0}}, others=documents[1:])
+    assert own.complain() == ""
+
+
+def test_what_only_others_have_is_told_apart_from_what_was_stored_here() -> None:
+    walks = [walk({"m": {"mine": 1, "both": 1}}), walk({"m": {"theirs": 1, "both": 1}})]
+    found = fill.match(walks[0].structure, {}, {"m": {"both": 1}}, others=[walks[1].structure])
+    assert (found.extra, found.elsewhere) == (["m/mine"], ["m/theirs"])
 
 
 def test_without_a_module_there_are_numbers() -> None:
