@@ -8,13 +8,14 @@ import os
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from transom_hpc.base.clock import Clock, SystemClock
 from transom_hpc.base.errors import SaveError, StateError, UsageError
-from transom_hpc.ckpt import catalog, commit, fence, h5file, kinds, shm, start
+from transom_hpc.ckpt import arguments, catalog, commit, fence, h5file, interval, shm, start
 from transom_hpc.ckpt import state as states
 from transom_hpc.ckpt.agree import Outcome
 from transom_hpc.ckpt.blank import Blanks
@@ -23,11 +24,12 @@ from transom_hpc.ckpt.files import Files
 from transom_hpc.ckpt.handover import GATHERING, Handover
 from transom_hpc.ckpt.meeting import Abandoned, Alone, FileMeeting, LeftOut, Meeting
 from transom_hpc.ckpt.orders import Rank
+from transom_hpc.ckpt.pace import Pace
 from transom_hpc.ckpt.recovery import Recovery
 from transom_hpc.ckpt.retention import Keep
-from transom_hpc.ckpt.saver import Saver
+from transom_hpc.ckpt.saver import Save, Saver
 from transom_hpc.ckpt.slots import Slots
-from transom_hpc.ckpt.writers import ASKED, Asked, for_program
+from transom_hpc.ckpt.writers import Asked, for_program
 
 if TYPE_CHECKING:
     import torch
@@ -55,7 +57,9 @@ class Checkpointer:
         rank: this rank.
         world_size: how many there are.
         keep: how many of the newest committed checkpoints are kept; or a Keep for more than that.
-        every: `step` saves each step that this divides.
+        every: `step` saves each step that this divides; or "auto": as often as loses least time, to saving and to
+            failures together (see interval). That takes one rank, or ranks that agree on each step (see
+            transom_hpc.Checkpointer).
         attempt: name of this start of the program, the same on all ranks, one that sorts after those of earlier
             starts, and one that no earlier start had. Left out: from Slurm's environment; under torchrun, and where
             there is one rank, a fresh one.
@@ -73,6 +77,8 @@ class Checkpointer:
             ranks together; not for a program that writes HDF5 with several ranks itself while it trains) or "auto":
             where both are possible the faster one, measured with the first save. Under MPI all ranks must construct a
             Checkpointer at the same place of the program then, unless it is "direct".
+        mtbf_s: mean time between failures of the whole program, in seconds, for every="auto"; None: as is usual for one
+            node.
         files, clock: the hands; tests give others.
 
     Raises:
@@ -80,13 +86,16 @@ class Checkpointer:
         CheckpointError: another program writes to the directory, or a newer attempt has it.
     """
 
+    _ranks_agree = False
+    """Whether several ranks decide together when to save."""
+
     def __init__(
         self,
         directory: str | os.PathLike[str],
         rank: int = 0,
         world_size: int = 1,
         keep: int | Keep = 3,
-        every: int = 100,
+        every: int | Literal["auto"] = 100,
         *,
         attempt: str | None = None,
         shm: str | os.PathLike[str] | None = None,
@@ -97,15 +106,18 @@ class Checkpointer:
         align_bytes: int = h5file.ALIGN,
         data_files: int = 1,
         writer: Asked = "auto",
+        mtbf_s: float | None = None,
         files: Files | None = None,
         clock: Clock | None = None,
     ) -> None:
-        _check(rank, world_size, keep, every, on_save_error, align_bytes)
-        _check_writing(data_files, writer)
+        arguments.check(rank, world_size, keep, on_save_error, align_bytes)
+        arguments.check_writing(data_files, writer)
+        arguments.check_interval(every, mtbf_s, world_size == 1 or self._ranks_agree)
         if attempt is not None:
             fence.check_name(attempt)
         self.directory = Path(directory).absolute()
-        self.rank, self.world_size, self.every = rank, world_size, every
+        self.rank, self.world_size = rank, world_size
+        self.every: int | Literal["auto"] = every
         self._keep = keep if isinstance(keep, Keep) else Keep(last=keep)
         self._policy = on_save_error
         self._unpickle = unpickle
@@ -132,6 +144,13 @@ class Checkpointer:
             self._handover,
             self._say_once,
         )
+        self._pace: Pace | None = None
+        if every == "auto":
+            mtbf = interval.mtbf_s(1) if mtbf_s is None else mtbf_s
+            self._pace = Pace(self.directory, mtbf, self._files, self._clock)
+        self._learned_from: Save | None = None
+        self._blocking: Save | None = None  # the last one that the program waited for of its own will
+        self._durable_s = 0.0  # of the newest save that was committed
         self._hooks: weakref.WeakKeyDictionary[torch.optim.Optimizer, Any] = weakref.WeakKeyDictionary()
         self._listed = False
         self._prepared = False
@@ -177,10 +196,36 @@ class Checkpointer:
         self._arrays_put_off = False
         self._saver.before_update()
         self._report()
-        if step % self.every == 0:
+        self._learn()
+        if self._is_due(step):
             self.save(step, state, metrics=metrics)
         elif not self._prepared:
             self._prepare(state)
+
+    def _is_due(self, step: int) -> bool:
+        """Whether this step is to be saved. The same on all ranks."""
+        if self.every != "auto":
+            return step % self.every == 0
+        return self._wants_save()
+
+    def _wants_save(self) -> bool:
+        """Whether the interval is over. It begins anew with that."""
+        newest = self._saver.newest
+        if self._pace is None or not self._pace.due(newest is not None and not newest.done.is_set()):
+            return False
+        self._pace.begun()
+        return True
+
+    def _learn(self) -> None:
+        """What the newest save took, once it is over."""
+        save = self._saver.newest
+        if save is None or save is self._learned_from or not save.done.is_set():
+            return
+        self._learned_from = save
+        if save.error is None:
+            self._durable_s = save.ended_s - save.began_s
+            if self._pace is not None and self.rank == 0 and save is not self._blocking:
+                self._saver.later(partial(self._pace.ended, save.cost_s, self._durable_s))
 
     def before_update(self) -> None:
         """Say that numpy arrays of the state are about to be changed in place. Waits until what was put off is copied.
@@ -231,16 +276,17 @@ class Checkpointer:
             StateError: something in the state can't be saved. Nothing was written.
             SaveError: an earlier save failed and the policy is "raise"; or this one did and block is set.
         """
+        began_s = self._clock.now()
         self._open()
         self._report()
         self._load_h5py()
-        number = _step_number(step)
+        number = arguments.step_number(step)
         if block:
             self._saver.idle()
         newest = self._saver.newest
         if newest is not None and newest.job.step == number and newest.error is None:
             return False  # under way already
-        figures = _figures(metrics) if self.rank == 0 else {}  # rank 0 keeps them
+        figures = arguments.figures(metrics) if self.rank == 0 else {}  # rank 0 keeps them
         serial = self._next_serial()
         job = Job(self.directory, number, serial, self.rank, self.world_size, self.attempt, figures, self._deadline_s)
         try:
@@ -262,7 +308,11 @@ class Checkpointer:
         for optimizer in walked.optimizers:
             if optimizer not in self._hooks:
                 self._hooks[optimizer] = optimizer.register_step_pre_hook(_before_step(weakref.ref(self._saver)))
+        if self._pace is not None:
+            self._pace.begun()
+        save.cost_s += self._clock.now() - began_s
         if block:
+            self._blocking = save
             self._saver.before_update()
             save.done.wait()
             if save.error is not None:
@@ -377,6 +427,8 @@ class Checkpointer:
             self._handover.restored(outcome.step, outcome.source)
         if outcome.left_out:
             self._warn(f"restored step {outcome.step} without what does not fit: {outcome.left_out}", by_all=True)
+        if self._pace is not None:
+            self._pace.rest()
         return outcome.step
 
     def _meet_to_restore(self) -> Meeting:
@@ -458,40 +510,3 @@ def _finish(saver: Saver, slots: Slots, handover: Handover, folder: shm.Folder, 
         slots.close()
         handover.close()
         folder.close()
-
-
-def _check(rank: int, world_size: int, keep: int | Keep, every: int, policy: str, align_bytes: int) -> None:
-    if world_size < 1 or not 0 <= rank < world_size:
-        raise UsageError(f"rank={rank} of world_size={world_size}: ranks go from 0 to world_size - 1")
-    if every < 1:
-        raise UsageError(f"every={every}: a number of steps, at least 1")
-    if (keep.last if isinstance(keep, Keep) else keep) < 1:
-        raise UsageError(f"keep={keep}: at least 1")
-    if policy not in ("raise", "warn"):
-        raise UsageError(f"on_save_error={policy!r}: 'raise' or 'warn'")
-    if align_bytes < h5file.ALIGN or align_bytes & (align_bytes - 1):
-        raise UsageError(f"align_bytes={align_bytes}: a power of two, at least {h5file.ALIGN}")
-
-
-def _check_writing(data_files: int, writer: str) -> None:
-    if data_files < 1:
-        raise UsageError(f"data_files={data_files}: at least 1")
-    if writer not in ASKED:
-        raise UsageError(f"writer={writer!r}: {', '.join(map(repr, ASKED))}")
-
-
-def _step_number(step: int) -> int:
-    if not isinstance(step, int) or isinstance(step, bool) or step < 0:
-        raise UsageError(f"step={step!r}: a whole number, 0 or more")
-    return step
-
-
-def _figures(metrics: Mapping[str, float] | None) -> dict[str, float]:
-    """Figures as numbers; what is none is left out, since a figure never stops a save."""
-    found = {}
-    for name, value in (metrics or {}).items():
-        try:
-            found[str(name)] = float(value.detach() if kinds.is_tensor(value) else value)
-        except (TypeError, ValueError):
-            log.warning("the figure %s=%r is no number and is not kept", name, value)
-    return found

@@ -41,14 +41,20 @@ class Save:
         job: what it is.
         source: where its bytes come from.
         segment: the slot that it uses; None where it is written straight from the live tensors.
+        began_s: when it was begun, on the clock.
         done: set when it is committed or has failed.
+        ended_s: when that was.
+        cost_s: how long the program stood still for it, as far as it has got.
         error: why it failed.
     """
 
     job: Job
     source: staging.Source
     segment: Segment | None
+    began_s: float
     done: threading.Event = field(default_factory=threading.Event)
+    ended_s: float = 0.0
+    cost_s: float = 0.0
     error: BaseException | None = None
 
     def is_whole(self) -> bool:
@@ -110,6 +116,7 @@ class Saver:
         Raises:
             OSError: the staging folder failed.
         """
+        began_s = self._clock.now()
         self.before_update()
         for leaf in leaves:
             if leaf.name in self._restless:
@@ -119,7 +126,7 @@ class Saver:
             return None
         if segment is None:
             self._say(f"{why}; saves are written straight from the live tensors, and the program waits for them")
-            save = Save(job, staging.Straight(leaves, job.step), None)
+            save = Save(job, staging.Straight(leaves, job.step), None, began_s)
             self._enqueue(save)
             save.done.wait()
             return save
@@ -130,7 +137,7 @@ class Saver:
             self._slots.give(segment)
             raise
         self._copying = staged
-        save = Save(job, staged, segment)
+        save = Save(job, staged, segment, began_s)
         self._enqueue(save)
         self._staging.send(staged.background)
         return save
@@ -147,9 +154,16 @@ class Saver:
         the program is heard of."""
         staged = self._copying
         if staged is not None:
+            began_s = self._clock.now()
             staged.copied()
             staged.check()  # whichever thread it is (backward passes have some of their own), it is about to change all
             self._copying = None
+            if self.newest is not None:
+                self.newest.cost_s += self._clock.now() - began_s
+
+    def later(self, job: Callable[[], None]) -> None:
+        """Have something small done in the background."""
+        self._staging.send(job)
 
     def distrust(self, why: str) -> None:
         """What is being copied may have been changed: that save fails."""
@@ -206,6 +220,7 @@ class Saver:
             log.info("step %d was not saved: %s", save.job.step, error)
         finally:
             self._let_go(save)
+            save.ended_s = self._clock.now()
             save.done.set()
         if order is not None:
             self._handover.finish(order)

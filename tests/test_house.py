@@ -17,9 +17,9 @@ FLOORS = {"base": 0, "slurm": 1, "ckpt": 1, "monitors": 1, "tol": 2, "lab": 3, "
 # Decisions and parsers: no process, clock, file, or heavy library.
 PURE = {
     "slurm": ["hosts", "jobid", "states", "text", "times"],
-    "ckpt": ["dtypes", "layout", "manifest", "reads", "retention"],
+    "ckpt": ["dtypes", "interval", "layout", "manifest", "reads", "retention"],
     "monitors": ["reading", "detect_silence", "succession", "verdict"],
-    "tol": ["attempt", "causes", "exclusion", "hang", "history", "phases"],
+    "tol": ["attempt", "causes", "exclusion", "hang", "history", "phases", "reliability"],
 }
 IMPURE = {"os", "subprocess", "threading", "time", "shutil", "socket", "torch", "h5py", "mpi4py", "psutil", "signal"}
 # Which file may import a heavy library at module level.

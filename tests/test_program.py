@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import os
+import re
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -17,10 +20,11 @@ import pytest
 
 import transom_hpc as transom
 import transom_hpc.ckpt.checkpointer
+import transom_hpc.ckpt.interval
 from transom_hpc.base.errors import UsageError
 from transom_hpc.ckpt.files import Files
 from transom_hpc.monitors.heartbeat import read_heartbeats
-from transom_hpc.program import rank_of
+from transom_hpc.program import mtbf_of, rank_of
 
 ATTEMPT = "A0001-L01"
 
@@ -328,3 +332,169 @@ def test_ranks_that_can_not_agree(shm: Path, monkeypatch: pytest.MonkeyPatch) ->
     checkpointer.step(2, new_state())
     assert signal.getsignal(signal.SIGTERM) == before
     checkpointer.close()
+
+
+RANKS = 3
+SPEEDS = """
+import sys, time
+import numpy as np
+from mpi4py import MPI
+import transom_hpc as transom
+from transom_hpc.ckpt import interval
+
+interval.LEAST_S = interval.MOST_S = 0.1
+rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+for attempt in ("A0001-L01", "A0001-L02"):
+    ckpt = transom.Checkpointer(
+        sys.argv[1], rank, size, keep=99, every="auto", attempt=attempt, deadline_s=60, writer="direct"
+    )
+    saved = []
+    save = ckpt.save
+    ckpt.save = lambda step, state, **more: (saved.append(step), save(step, state, **more))[1]
+    state = {"x": np.zeros(50), "step": 0}
+    start = ckpt.restore(state)
+    for step in range(start, start + 100):
+        time.sleep([0.001, 0.02, 0.004][(rank + step // 20) % 3])
+        state["step"] = step + 1
+        state["x"] += 1
+        ckpt.step(step + 1, state)
+    ckpt.close()
+    open(f"{sys.argv[2]}/{attempt}-{rank}", "w").write(f"{start} {saved}")
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="mpirun is not there")
+def test_ranks_of_very_different_speeds_save_at_the_same_steps(tmp_path: Path) -> None:
+    """Nobody knows the interval but rank 0, which is now the fastest and now the slowest; twice, the second time from
+    what the first has saved and learned."""
+    (tmp_path / "said").mkdir()
+    command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", str(RANKS), sys.executable]
+    command += ["-W", "error::transom_hpc.ckpt.checkpointer.SaveWarning", "-c", SPEEDS]
+    ran = subprocess.run(
+        [*command, str(tmp_path / "checkpoints"), str(tmp_path / "said")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
+    )
+    assert ran.returncode == 0, ran.stderr
+    said = {path.name: path.read_text() for path in (tmp_path / "said").iterdir()}
+    heard = [{said[f"A0001-L0{start}-{rank}"] for rank in range(RANKS)} for start in (1, 2)]
+    assert [len(words) for words in heard] == [1, 1], said
+    first, second = ([int(word) for word in re.findall(r"\d+", *words)] for words in heard)
+    assert first[0] == 0
+    assert len(first) >= 3, "it saved more than once"
+    assert second[0] == first[-1], "the second start went on from the last save of the first"
+    manifests = [transom_hpc.ckpt.read_checkpoint(path).manifest for path in (tmp_path / "checkpoints").glob("step-*")]
+    assert {manifest.step for manifest in manifests} == {*first[1:], *second[1:]}
+    assert {manifest.world_size for manifest in manifests} == {RANKS}
+
+
+def test_auto_alone(shm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment says auto; a save comes one step after it was wanted, and a stop beats a save."""
+    monkeypatch.setenv("TRANSOM_SAVE_EVERY", "auto")
+    monkeypatch.setattr(transom_hpc.ckpt.interval, "LEAST_S", 0.0)
+    monkeypatch.setattr(transom_hpc.ckpt.interval, "MOST_S", 0.0)
+    with transom.Checkpointer.from_env() as ckpt:
+        assert ckpt.every == "auto"
+        ckpt.step(1, new_state())
+        assert ckpt.last_committed is None
+        ckpt.step(2, new_state())
+        ckpt.wait()
+        assert committed(tmp_path / "run" / "checkpoints") == ["step-000000002"]
+        (shm / "stop").touch()
+        ckpt.step(3, new_state())
+        with pytest.raises(SystemExit):
+            ckpt.step(4, new_state())
+    assert committed(tmp_path / "run" / "checkpoints")[-1] == "step-000000004"
+
+
+class Listening:
+    """An agreement that keeps what is posted, and to which nobody answers."""
+
+    def __init__(self) -> None:
+        self.posted: list[int] = []
+
+    def exchange(self, flag: int) -> int:
+        self.posted.append(flag)
+        return 0
+
+    def close(self) -> None:
+        pass
+
+
+def test_only_rank_0_wants_saves_and_each_once(
+    directory_of_two: tuple[transom.Checkpointer, transom.Checkpointer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard = []
+    for one in directory_of_two:
+        one._agreement_sought, one._agreement = True, (listening := Listening())
+        now = [1e6]
+        monkeypatch.setattr(one._pace._clock, "now", lambda now=now: now[0])  # type: ignore[union-attr]
+        for step in range(1, 5):
+            now[0] += 6.0  # of the ten seconds until the first save
+            one.step(step, new_state())
+        heard.append(listening.posted)
+    assert heard == [[1, 0, 1, 0], [0, 0, 0, 0]]
+
+
+def test_auto_where_ranks_cannot_agree(directory_of_two: tuple[transom.Checkpointer, transom.Checkpointer]) -> None:
+    zero, one = directory_of_two
+    with pytest.warns(UserWarning, match="saves are 100 steps apart"):
+        zero.step(1, new_state())
+    one.step(1, new_state())
+    assert not zero._is_due(99)
+    assert zero._is_due(100)
+    assert one._is_due(200)
+
+
+@pytest.fixture
+def directory_of_two(tmp_path: Path) -> Iterator[tuple[transom.Checkpointer, transom.Checkpointer]]:
+    two = [transom.Checkpointer(tmp_path / "c", rank, 2, every="auto", attempt="A0001-L01") for rank in range(2)]
+    yield (two[0], two[1])
+    for one in two:
+        one.close()
+
+
+@pytest.mark.parametrize(
+    ("environment", "world_size", "expected"),
+    [
+        ({}, 1, (1, 0, 0.0)),
+        ({"LOCAL_WORLD_SIZE": "8"}, 20, (3, 0, 0.0)),
+        ({"LOCAL_WORLD_SIZE": "2", "TRANSOM_INTERRUPTIONS": "3/86400"}, 8, (4, 3, 86400.0)),
+        ({"LOCAL_WORLD_SIZE": "x", "TRANSOM_INTERRUPTIONS": "3/"}, 8, (1, 0, 0.0)),
+    ],
+)
+def test_mtbf_of(environment: dict[str, str], world_size: int, expected: tuple[int, int, float]) -> None:
+    assert mtbf_of(environment, world_size) == transom_hpc.ckpt.interval.mtbf_s(*expected)
+
+
+@pytest.mark.usefixtures("shm")
+def test_an_interval_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text in ("often", "0", "-1"):
+        monkeypatch.setenv("TRANSOM_SAVE_EVERY", text)
+        with pytest.raises(UsageError, match=f"TRANSOM_SAVE_EVERY={text} must be a whole number, at least 1, or auto"):
+            transom.Checkpointer.from_env()
+
+
+@pytest.mark.usefixtures("shm")
+def test_too_little_time_to_leave_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRANSOM_LEAVE_S", "0.1")
+    slow = Files()
+    monkeypatch.setattr(slow, "fsync", lambda fd: (time.sleep(0.15), os.fsync(fd)))
+    with transom.Checkpointer.from_env(every=1, files=slow) as ckpt:
+        ckpt.step(1, new_state())
+        ckpt.wait()
+        ckpt.step(2, new_state())  # hears of the first, and
+        with pytest.warns(UserWarning, match="has 0 s to save and leave.*Set signal_lead_s in the site config to"):
+            ckpt.step(3, new_state())
+        ckpt.wait()
+        ckpt.step(4, new_state())
+        ckpt.step(5, new_state())
+    monkeypatch.setenv("TRANSOM_LEAVE_S", "30")
+    monkeypatch.setenv("TRANSOM_ATTEMPT", "A0001-L02")
+    with transom.Checkpointer.from_env(every=1) as ckpt:
+        for step in range(6, 9):
+            ckpt.step(step, new_state())
+            ckpt.wait()

@@ -1,6 +1,6 @@
-"""How the ranks of a program agree, without waiting for each other, that a step is the one to stop at.
+"""How the ranks of a program agree, without waiting for each other, that a step is the one to save or to stop at.
 
-Each rank posts a flag after a step and reads what all ranks posted there after its next step. The exchange runs while
+Each rank posts a number after a step and reads what all ranks posted there after its next step. The exchange runs while
 that next step is computed, so nobody waits, and all ranks act on it at the same step.
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -11,14 +12,21 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from transom_hpc import ckpt
 from transom_hpc.agreement import Agreement, find_agreement, say_to_all
 from transom_hpc.base.clock import SystemClock
 from transom_hpc.base.errors import SaveError, UsageError
+from transom_hpc.ckpt import interval
 from transom_hpc.monitors.heartbeat import HeartbeatWriter
 from transom_hpc.tol.events import EXIT_STOPPED
+
+_SAVE, _STOP = 1, 2
+"""What a rank may want of all. The larger one is what they do."""
+
+_EVERY_IF_APART = 100
+"""Steps between saves where ranks can't agree on what rank 0 decides."""
 
 
 class Checkpointer(ckpt.Checkpointer):
@@ -31,12 +39,16 @@ class Checkpointer(ckpt.Checkpointer):
         rank: this process's rank, from 0.
         world_size: how many ranks there are.
         keep: how many committed checkpoints are kept.
-        every: steps between two saves.
+        every: steps between two saves; or "auto": as often as loses least time, to saving and to failures together.
+            Rank 0 decides, and all ranks save at the same step; that takes ranks that talk to each other, through
+            torch.distributed or mpi4py, by the first `step`.
         options: as for transom_hpc.ckpt.Checkpointer.
 
     Raises:
         UsageError: an argument, or what the environment says of the rank, is wrong.
     """
+
+    _ranks_agree = True
 
     def __init__(
         self,
@@ -44,7 +56,7 @@ class Checkpointer(ckpt.Checkpointer):
         rank: int = 0,
         world_size: int = 1,
         keep: int | ckpt.Keep = 3,
-        every: int = 100,
+        every: int | Literal["auto"] = 100,
         **options: Any,
     ) -> None:
         super().__init__(directory, rank, world_size, keep, every, **options)
@@ -54,6 +66,8 @@ class Checkpointer(ckpt.Checkpointer):
         self._stop_asked = False
         self._agreement: Agreement | None = None
         self._agreement_sought = False
+        self._save_agreed = False  # for this step
+        self._leave_s: float | None = None  # that the program has, once it is asked to stop
 
     @classmethod
     def from_env(cls, **options: Any) -> Checkpointer:
@@ -80,7 +94,8 @@ class Checkpointer(ckpt.Checkpointer):
             values |= {
                 "directory": Path(run) / "checkpoints",
                 "attempt": environment.get("TRANSOM_ATTEMPT"),
-                "every": int(environment.get("TRANSOM_SAVE_EVERY", "100")),
+                "every": _every(environment.get("TRANSOM_SAVE_EVERY", "100")),
+                "mtbf_s": mtbf_of(environment, world_size),
                 "keep": int(environment.get("TRANSOM_KEEP", "3")),
             }
         shm = environment.get("TRANSOM_SHM")
@@ -108,6 +123,7 @@ class Checkpointer(ckpt.Checkpointer):
         checkpointer = cls(**values)
         if shm and run:
             checkpointer._join_run(Path(shm), environment)
+            checkpointer._leave_s = float(environment.get("TRANSOM_LEAVE_S", "inf"))
         return checkpointer
 
     def _join_run(self, shm: Path, environment: Mapping[str, str]) -> None:
@@ -165,11 +181,18 @@ class Checkpointer(ckpt.Checkpointer):
                     "so the run goes on from its last checkpoint instead of saving first"
                 )
                 self._hand_signals_back()
+            if self._agreement is None and self.every == "auto":
+                self._warn_for_all(
+                    "the ranks have no common torch.distributed or mpi4py, so every='auto' can't be: saves are "
+                    f"{_EVERY_IF_APART} steps apart"
+                )
         self._check_signals()
-        stop = self._agreement is not None and bool(self._agreement.exchange(int(self._wanted())))
+        self._check_lead()
+        agreed = self._agree()
         before = time.monotonic()
-        if stop:
+        if agreed == _STOP:
             self._leave(step, state)
+        self._save_agreed = agreed == _SAVE
         super().step(step, state, **metrics)
         if self._heartbeat is not None:
             stall_s = time.monotonic() - before
@@ -177,6 +200,32 @@ class Checkpointer(ckpt.Checkpointer):
             self._heartbeat.beat(
                 step, loss=None if loss is None else float(loss), saved_step=self.last_committed, stall_s=stall_s
             )
+
+    def _agree(self) -> int:
+        """What all ranks do at this step, as they said at the one before: the most that any wanted."""
+        if self._agreement is None:
+            return 0
+        if self._wanted():
+            return self._agreement.exchange(_STOP)
+        wants_save = self.rank == 0 and self.every == "auto" and self._wants_save()
+        return self._agreement.exchange(_SAVE if wants_save else 0)
+
+    def _is_due(self, step: int) -> bool:
+        if self.every != "auto":
+            return super()._is_due(step)
+        return self._save_agreed if self._agreement is not None else step % _EVERY_IF_APART == 0
+
+    def _check_lead(self) -> None:
+        """Warn, once, where a stop would come to its end before the save that it asks for."""
+        if self._leave_s is None or self._durable_s <= self._leave_s:
+            return
+        self._warn_for_all(
+            f"a save takes {self._durable_s:.0f} s until it is committed, and after a request to stop (time limit, "
+            f"preemption) the program has {self._leave_s:.0f} s to save and leave: what is done since the checkpoint "
+            f"before would be lost. Set signal_lead_s in the site config to {2 * math.ceil(1.5 * self._durable_s)} or "
+            "more"
+        )
+        self._leave_s = None
 
     def _wanted(self) -> bool:
         return self._stop_asked or (self._stop_file is not None and self._stop_file.exists())
@@ -258,6 +307,29 @@ def rank_of(environment: Mapping[str, str]) -> tuple[int, int]:
                 raise UsageError(f"{rank_name}={rank} does not fit {size_name}={size}")
             return rank, size
     return 0, 1
+
+
+def mtbf_of(environment: Mapping[str, str], world_size: int) -> float:
+    """Mean time between failures of this program, in seconds, from its nodes and what the launcher saw of this run.
+
+    Args:
+        environment: TRANSOM_INTERRUPTIONS is "failures/node-seconds"; LOCAL_WORLD_SIZE says how many ranks a node has.
+        world_size: how many ranks there are.
+    """
+    failures, _, node_seconds = environment.get("TRANSOM_INTERRUPTIONS", "").partition("/")
+    local = environment.get("LOCAL_WORLD_SIZE", "")
+    nodes = math.ceil(world_size / int(local)) if local.isdecimal() and int(local) else 1
+    if not (failures.isdecimal() and node_seconds.isdecimal()):
+        return interval.mtbf_s(nodes)
+    return interval.mtbf_s(nodes, int(failures), float(node_seconds))
+
+
+def _every(text: str) -> int | Literal["auto"]:
+    if text == "auto":
+        return "auto"
+    if not (text.isdecimal() and int(text)):
+        raise UsageError(f"TRANSOM_SAVE_EVERY={text} must be a whole number, at least 1, or auto")
+    return int(text)
 
 
 def _whole(environment: Mapping[str, str], name: str) -> int | None:

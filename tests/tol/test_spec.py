@@ -48,3 +48,12 @@ def test_round_trip() -> None:
 def test_not_ours(data: bytes) -> None:
     with pytest.raises(RunDirError, match=r"spec\.json can't be read"):
         Submitted.from_json(data, Path("spec.json"))
+
+
+def test_the_interval() -> None:
+    submitted = Submitted(JobSpec(save_every="auto"), ("x",), "/")
+    assert Submitted.from_json(submitted.to_json(), Path("spec.json")) == submitted
+    with pytest.raises(UsageError, match="at least 1, or auto, not 'often'"):
+        JobSpec(save_every="often")  # type: ignore[arg-type]
+    with pytest.raises(RunDirError, match="can't be read"):
+        Submitted.from_json(submitted.to_json().replace(b'"auto"', b'"often"'), Path("spec.json"))

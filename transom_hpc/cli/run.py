@@ -29,13 +29,21 @@ _HELP = {
     "constraint": "Node features, as for sbatch.",
     "exclude": "Hosts never to run on.",
     "run_dir": "Run directory; an old one goes on from its checkpoint.",
-    "save_every": "Steps between checkpoints.",
+    "save_every": "Steps between checkpoints, or auto.",
     "keep": "Checkpoints to keep.",
     "copies": "Nodes that keep a copy of a node's staged state.",
     "start_deadline_s": "Seconds until the first step.",
     "hang_after_s": "Seconds without a step that mean a hang.",
     "local": "Run here, without Slurm, for debugging.",
 }
+
+
+def _steps(value: str | int) -> int | str:
+    """A number of steps, or auto."""
+    try:
+        return value if value == "auto" else int(value)
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is no number of steps, nor auto") from None
 
 
 def _spec_options(command: Any) -> Any:
@@ -50,7 +58,8 @@ def _spec_options(command: Any) -> Any:
             option = click.option(
                 flag,
                 field.name,
-                type=types.get(str(field.type), str),
+                type=_steps if field.name == "save_every" else types.get(str(field.type), str),
+                metavar="STEPS|auto" if field.name == "save_every" else None,
                 default=default,
                 show_default=shown,
                 help=_HELP[field.name],
@@ -102,7 +111,7 @@ def render(program: tuple[str, ...], **values: Any) -> None:
 @click.option("--spares", type=int, default=0, show_default=True, help="How many of the job's nodes stand by.")
 @click.option("--tasks-per-node", type=int, default=1, show_default=True, help="Program processes a node.")
 @click.option("--site", default="default", show_default=True, help="Site config: a name or a path.")
-@click.option("--save-every", type=int, default=100, show_default=True, help="Steps between checkpoints.")
+@click.option("--save-every", type=_steps, default=100, show_default=True, help="Steps between checkpoints, or auto.")
 @click.option("--keep", type=int, default=3, show_default=True, help="Checkpoints to keep.")
 @click.option("--copies", type=int, help="Nodes that keep a copy of a node's staged state.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)

@@ -6,6 +6,7 @@ import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -30,7 +31,7 @@ class JobSpec:
         exclude: host list that the job shall never run on.
         run_dir: run directory; None: `transom-runs/NAME-DATE-TIME` in the current folder. One that exists
             already goes on from its newest checkpoint.
-        save_every: steps between checkpoints.
+        save_every: steps between checkpoints; or "auto": as often as loses least time, to saving and to failures.
         keep: how many committed checkpoints are kept.
         copies: how many other nodes keep a copy of what a node has staged; None: as the site config says.
         start_deadline_s: seconds from the start of the program to its first step before it counts as hung; None: half
@@ -54,7 +55,7 @@ class JobSpec:
     constraint: str | None = None
     exclude: str = ""
     run_dir: str | None = None
-    save_every: int = 100
+    save_every: int | Literal["auto"] = 100
     keep: int = 3
     copies: int | None = None
     start_deadline_s: float | None = None
@@ -69,7 +70,7 @@ class JobSpec:
         if self.time is not None:
             parse_time(self.time)
         expand_hosts(self.exclude)
-        smallest = {"nodes": 1, "spares": 0, "tasks_per_node": 1, "save_every": 1, "keep": 1}
+        smallest = {"nodes": 1, "spares": 0, "tasks_per_node": 1, "keep": 1}
         optional = {"cpus_per_task": 1, "gpus_per_node": 0, "copies": 0}
         for name, least in {**smallest, **optional}.items():
             value = getattr(self, name)
@@ -77,6 +78,10 @@ class JobSpec:
                 continue
             if type(value) is not int or value < least:
                 raise SpecError(f"{name} must be a whole number of at least {least}, not {value!r}", field=name)
+        if self.save_every != "auto" and (type(self.save_every) is not int or self.save_every < 1):
+            raise SpecError(
+                f"save_every must be a whole number of at least 1, or auto, not {self.save_every!r}", field="save_every"
+            )
         if not re.fullmatch(r"\w[\w.+-]*", self.name):  # a leading - would be an option to sbatch, a leading . hides it
             raise SpecError(
                 f"name {self.name!r}: use letters, digits and . _ + - only, and begin with a letter or digit",
