@@ -3,6 +3,7 @@ than that takes."""
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from transom_hpc.ckpt import list_checkpoints, verify
+from transom_hpc.cli import transom
 
 sys.path.insert(0, str(Path(__file__).parent))
 from cuts import ARRAYS, whole
@@ -96,3 +99,10 @@ def test_memory_as_many_ranks_but_cut_otherwise(ranks: Any, directory: Path) -> 
     assert all("restored step 1 from memory:A1" in error for error in done.errors), done.errors
     done = ranks("cut", 2, "A3", directory=directory, how="rows")
     assert all(said["wrong"] == [] and said["source"] == "memory:A2" for said in done.said)
+
+
+def test_show_tells_how_even_the_work_was(ranks: Any, directory: Path) -> None:
+    assert ranks("cut", 4, "A1", directory=directory, how="grid", save=3).codes == [0] * 4
+    shown = CliRunner().invoke(transom, ["ckpt", "show", str(directory)], env={"COLUMNS": "200"}).output
+    assert re.search(r"each rank wrote [\d.]+ MB to [\d.]+ MB, [\d.]+ MB on average", shown), shown
+    assert re.search(r"wide +float32 +504x600 of 1009x1201 ", shown.replace("numpy:<f4", "float32")), shown

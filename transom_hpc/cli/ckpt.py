@@ -92,7 +92,10 @@ def show(run: Path, step: int | None, as_json: bool) -> None:
             "dtype": item.entry.dtype,
             "shape": list(item.entry.shape),
             "bytes": item.entry.nbytes,
+            "global_shape": list(item.entry.global_shape),
+            "start": list(item.entry.start),
             "rank": item.rank,
+            "holders": list(item.holders),
             "dataset": item.path,
             "file": item.file,
             "offset": item.offset,
@@ -109,6 +112,7 @@ def show(run: Path, step: int | None, as_json: bool) -> None:
             "writer": manifest.writer,
             "metrics": dict(manifest.metrics),
             "files": dict(manifest.files),
+            "written_bytes": list(manifest.written),
             "arrays": arrays,
         }
         click.echo(json.dumps(facts, indent=2))
@@ -123,6 +127,11 @@ def show(run: Path, step: int | None, as_json: bool) -> None:
     into = ", ".join(manifest.files) if len(manifest.files) < 4 else f"{len(manifest.files)} files"
     console.print(Text(f"written by {manifest.attempt} at {manifest.saved_at}"))
     console.print(Text(f"with the {manifest.writer} writer into {into}"))
+    if manifest.world_size > 1:
+        even = manifest.balance
+        console.print(
+            Text(f"each rank wrote {size(even.least)} to {size(even.most)}, {size(round(even.mean))} on average")
+        )
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("NAME", overflow="fold")
     table.add_column("TYPE", no_wrap=True)
@@ -131,7 +140,11 @@ def show(run: Path, step: int | None, as_json: bool) -> None:
     table.add_column("OF", no_wrap=True)
     for array in arrays:
         whose = "all ranks" if array["rank"] is None else f"rank {array['rank']}"
+        if array["holders"]:
+            whose = f"{len(array['holders'])} ranks from {array['holders'][0]} on"
         shape = "x".join(map(str, array["shape"])) or "scalar"
+        if array["shape"] != array["global_shape"]:
+            shape += f" of {'x'.join(map(str, array['global_shape']))}"
         table.add_row(Text(array["name"]), array["dtype"], shape, size(array["bytes"]), whose)
     console.print(table)
 
