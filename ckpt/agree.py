@@ -121,10 +121,11 @@ def agree(
     if rank == 0:
         said = meeting.hear_all("memory")
         proposed = [[p.step, p.source, p.broken] for p in propose([mine for mine, _ in said])]
-        meeting.tell("tries", [proposed, [where for _, where in said], secrets.token_hex(6)])
-    proposed, hosts, token = meeting.hear("tries", 0)
+        hosts = {where: number for number, (_, where) in enumerate(said)}
+        meeting.tell("tries", [proposed, [hosts[where] for _, where in said], secrets.token_hex(6)])
+    proposed, homes, token = meeting.hear("tries", 0)
     tries = [Proposal(*item) for item in proposed]
-    mates = tuple(number for number, where in enumerate(hosts) if where == host)
+    mates = tuple(number for number, home in enumerate(homes) if home == homes[rank])
     damaged: list[str] = []
     reasons: list[str] = []
     unfit: StateError | None = None

@@ -22,15 +22,15 @@ BLOCK_BYTES = 16 << 20
 LEAST_BLOCK_BYTES = 256 << 10
 """Bytes that one checksum covers at least, where there are as many: below that a read costs the disk as much."""
 
-_BLOCKS = 64
-"""Checksums of an array at least, where its size allows it: a rank that needs a part reads no more than one block too
-much at each of its ends."""
+_BLOCKS = 80
+"""Checksums of an array at least, where its size allows it: a rank reads less than a block too much at each end of what
+it needs, so eight ranks that cut an array anew read at most a tenth more than it has."""
 
 SPLIT_BYTES = 1 << 20
 """Writing of one array is split between ranks at multiples of this many bytes, so that no two share a page."""
 
 PIECE_BYTES = 8 << 20
-"""One transfer. A fraction of the checksum's block, so that a block never needs two threads."""
+"""One transfer. A fraction of the largest checksum's block; one thread reads a block whatever its size."""
 
 
 @dataclass(frozen=True, slots=True)

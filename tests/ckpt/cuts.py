@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 
 from transom_hpc.base.errors import StateError
 from transom_hpc.ckpt import Block
+from transom_hpc.ckpt.restore import Candidate
 
 Place = tuple[tuple[int, ...], tuple[int, ...]]
 
@@ -64,6 +66,8 @@ def cut(facts: dict[str, Any], make: Callable[..., Any]) -> Any:
         inner = room[tuple(slice(1, -1) for _ in size)] if facts.get("ghosts") else np.zeros(size, dtype)
         state[name] = Block(inner, shape, start)
     told: dict[str, Any] = {"step": 0}
+    if facts.get("slow") == rank:
+        _slow_down()
     with make(facts) as ckpt, warnings.catch_warnings():
         warnings.simplefilter("error")
         try:
@@ -84,6 +88,17 @@ def cut(facts: dict[str, Any], make: Callable[..., Any]) -> Any:
         if facts.get("dies"):
             os.kill(os.getpid(), 9)
     return told
+
+
+def _slow_down() -> None:
+    """Let this rank be long in taking what was agreed on."""
+    take = Candidate.take
+
+    def slow(self: Candidate) -> None:
+        time.sleep(2)
+        take(self)
+
+    Candidate.take = slow  # type: ignore[method-assign]
 
 
 def _slices(block: Block) -> tuple[slice, ...]:

@@ -128,3 +128,39 @@ def test_a_file_that_is_too_short(stored: Any, tmp_path: Path) -> None:
     assert [(f.offset, f.what) for f in faults] == [
         (4096 + begin, f"only {end - begin - 100} of {end - begin} bytes are there")
     ]
+
+
+def test_the_last_bytes_of_an_array_of_many_gigabytes(tmp_path: Path) -> None:
+    """Of a sparse file: elements beyond the offsets that 32 bits can hold, by rows and by columns."""
+    rows = (5 << 30) // 8192 + 3
+    nbytes = rows * 8192
+    data = bytearray(np.random.default_rng(3).bytes(4 << 20))
+    with (tmp_path / "data").open("wb") as file:
+        file.truncate(4096 + nbytes)
+        file.seek(4096 + nbytes - len(data))
+        file.write(data)
+    cut = blocks(nbytes)
+    empty = xxhash.xxh3_128_hexdigest(bytes(cut[0][1]))
+    last = bytes(cut[-1][1] - cut[-1][0] - len(data)) if cut[-1][1] - cut[-1][0] > len(data) else b""
+    assert cut[-1][1] - cut[-1][0] <= len(data)
+    tail = bytes(len(data)) if last else bytes(data)
+    begin = cut[-2][0]
+    whole = (bytes(2 * cut[0][1]) + tail)[-(nbytes - begin) :]
+    sums = [empty] * (len(cut) - 2)
+    sums += [xxhash.xxh3_128_hexdigest(whole[a - begin : b - begin]) for a, b in cut[-2:]]
+    entry = Entry("tensors/u", "bfloat16", (rows, 4096), (rows, 4096), (0, 0), nbytes, tuple(sums))
+    item = Stored(entry, None, "/u", "data", 4096)
+    right = np.frombuffer(whole, np.uint16).reshape(-1, 4096)[-9:]
+    room = np.zeros((9, 4096), np.uint16)
+    place = (rows - 9, 0), (9, 4096)
+    load = Load(item, reads.needed([place], entry.shape, 2, nbytes).tolist())
+    load.puts.append(Put(entry, place, as_room(room.view(np.uint8).reshape(-1).data, place[1], 2), place[0]))
+    assert len(load.blocks) <= 2
+    column = np.zeros((rows, 1), np.uint16)
+    strip = (0, 4095), (rows, 1)
+    also = Put(entry, strip, as_room(column.view(np.uint8).reshape(-1).data, strip[1], 2), strip[0])
+    load.puts.append(also)
+    with FileTier(Files(), tmp_path, ["data"]) as tier:
+        assert fetch.fetch(tier, [load]) == []
+    assert np.array_equal(room, right)
+    assert np.array_equal(column[-9:, 0], right[:, -1])

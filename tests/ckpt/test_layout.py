@@ -220,9 +220,9 @@ def test_sizes_of_blocks(nbytes: int) -> None:
     assert size & (size - 1) == 0
     assert block_count(nbytes) == -(-nbytes // size)
     if size < BLOCK_BYTES:
-        assert block_count(nbytes) <= 128
+        assert block_count(nbytes) <= 161
     if size > LEAST_BLOCK_BYTES:
-        assert block_count(nbytes) >= 64
+        assert block_count(nbytes) >= 80
     if nbytes < 1 << 32:
         cut = blocks(nbytes)
         assert len(cut) == block_count(nbytes)

@@ -155,3 +155,26 @@ def test_a_column_of_very_many_rows_is_no_long_list() -> None:
     begins, length = runs((0, 3), (1 << 40, 1), (1 << 40, 8), 4, LEAST_BLOCK_BYTES)
     assert len(begins) == 1
     assert length == ((1 << 40) - 1) * 32 + 4
+
+
+@pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 3), (3, 8), (8, 1), (1, 8), (8, 3), (3, 2), (2, 4)])
+@pytest.mark.parametrize("shape", [(4096, 4096), (50257, 768), (6151, 11008), (1 << 33,)])
+def test_little_more_is_read_than_needed(before: int, after: int, shape: tuple[int, ...]) -> None:
+    """Each rank by itself, from parts of large arrays in bf16, however many ranks there were."""
+
+    def rows(ranks: int, rank: int) -> Place:
+        step = -(-shape[0] // ranks)
+        first = min(rank * step, shape[0])
+        return (first, *(0 for _ in shape[1:])), (min(step, shape[0] - first), *shape[1:])
+
+    parts = [rows(before, rank) for rank in range(before)]
+    index = Parts(parts)
+    read = 0
+    for rank in range(after):
+        for take in index.cover(*rows(after, rank)).takes:
+            start, size = parts[take.part]
+            nbytes = 2 * math.prod(size)
+            within = tuple(a - b for a, b in zip(take.start, start, strict=True))
+            cut = blocks(nbytes)
+            read += sum(cut[i][1] - cut[i][0] for i in needed([(within, take.shape)], size, 2, nbytes))
+    assert read <= 1.1 * 2 * math.prod(shape)

@@ -83,6 +83,14 @@ def test_memory_of_more_ranks_than_there_are_now(ranks: Any, directory: Path, st
     assert not [path for path in staging.iterdir() if "needs" in path.name or "board" in path.name]
 
 
+def test_nobody_changes_memory_from_which_others_still_copy(ranks: Any, directory: Path) -> None:
+    """Rank 0 is done at once, saves the next step, and would do that where rank 1 still reads."""
+    assert ranks("cut", 3, "A1", directory=directory, how="rows", save=1, dies=True).codes == [-9] * 3
+    done = ranks("cut", 2, "A2", directory=directory, how="rows", save=2, slow=1)
+    assert done.codes == [0, 0], done.errors
+    assert all(said["wrong"] == [] and said["source"] == "memory:A1" for said in done.said), done.said
+
+
 def test_memory_of_some_ranks_is_not_enough_for_others(ranks: Any, directory: Path, staging: Path) -> None:
     assert ranks("cut", 3, "A1", directory=directory, how="rows", save=1, dies=True).codes == [-9] * 3
     for path in staging.iterdir():
