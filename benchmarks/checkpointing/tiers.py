@@ -1,0 +1,159 @@
+"""A run in the lab that loses a process or a host: how long until it trains again, by where its state came from.
+
+The hosts share this machine's cores, its memory and its disk; the network between them is this machine's own memory,
+behind the network stack, and is measured beside. A state of one field of double precision, a third of it on each host.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from checkpointing.figures import Bar, Figure, figure, ratios
+from checkpointing.ground import Ground
+from checkpointing.limits import rate
+from checkpointing.scale import FULL, Scale, say
+from transom_hpc.lab import Lab, take_down
+from transom_hpc.tol.journal import Entry
+from transom_hpc.tol.rundir import RunDir
+
+_NAME = "restore-bench"
+_HEAT = Path(__file__).resolve().parents[2] / "examples" / "heat_mpi.py"
+_HOSTS, _VICTIM = 3, "n2"
+_PATIENCE_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What happens, and from where the state comes back.
+
+    Args:
+        tier: for people.
+        copies: of each host's memory.
+        strike: does it.
+        mended: what makes the lab whole again.
+    """
+
+    tier: str
+    copies: int
+    strike: Callable[[Lab], object]
+    mended: Callable[[Lab], object]
+
+
+def _kill(lab: Lab) -> None:
+    lab.run(_VICTIM, ["pkill", "-KILL", "-f", "heat_mpi.py --steps"])
+
+
+FAULTS = (
+    Fault("own memory", 1, _kill, lambda _: None),
+    Fault("neighbour's memory", 1, lambda lab: lab.crash(_VICTIM), lambda lab: lab.boot(_VICTIM)),
+    Fault("files", 0, lambda lab: lab.crash(_VICTIM), lambda lab: lab.boot(_VICTIM)),
+)
+
+
+def measure(scale: Scale, ground: Ground) -> list[Figure]:  # noqa: ARG001 (the lab has a folder of its own)
+    """Bring a lab up, measure by turns, take it down."""
+    size = 6000 if scale is FULL else 2000
+    say(f"tiers: starting a lab of {_HOSTS + 1} hosts, which share this machine's cores and disk")
+    take_down(_NAME)
+    lab = Lab.up(_NAME, nodes=_HOSTS + 1)
+    found: dict[str, list[float]] = {}
+    try:
+        for number in range(scale.rounds):
+            found.setdefault("network", []).append(_network(lab))
+            for fault in FAULTS:
+                say(f"tiers, round {number + 1} of {scale.rounds}: {fault.tier}")
+                for name, value in _once(lab, fault, size).items():
+                    found.setdefault(name, []).append(value)
+    finally:
+        take_down(_NAME)
+    return _figures(found, size)
+
+
+def _figures(found: dict[str, list[float]], size: int) -> list[Figure]:
+    part = f"state of {size * size * 8 / 1e6:.0f} MB on {_HOSTS} hosts"
+    network = f"network {rate(1, statistics.median(found['network']))}"
+    limit = f"the program's first start {statistics.median(found['start']):.2f} s"
+    figures = [
+        figure(
+            part,
+            "gathering from a neighbour, share of the network's rate",
+            ratios(found["network"], found["gathering"]),
+            "",
+            Bar(0.7),
+            network,
+        )
+    ]
+    for fault in FAULTS:
+        figures.append(figure(part, f"start again from {fault.tier}", found[fault.tier], "s", None, limit))
+        figures.append(figure(part, f"steps redone, {fault.tier}", found[f"redone {fault.tier}"], "", None, limit))
+    return figures
+
+
+def _once(lab: Lab, fault: Fault, size: int) -> dict[str, float]:
+    """One run with one fault.
+
+    Returns:
+        Seconds from the launch to the first step, before and after the fault; steps redone; and seconds a byte of what
+        came over the network.
+    """
+    folder = lab.shared / "run"
+    shutil.rmtree(folder, ignore_errors=True)
+    lab.run("login", ["mkdir", "-p", str(folder)])
+    run = folder / "run"
+    options = ["--nodes", str(_HOSTS), "--spares", "1", "--site", "lab", "--save-every", "10"]
+    options += ["--run-dir", str(run), "--copies", str(fault.copies)]
+    program = [sys.executable, str(_HEAT), "--steps", "100000", "--size", str(size), "--sleep", "0.05"]
+    argv = [sys.executable, "-P", "-m", "transom_hpc", "submit", "--json", *options, "--", *program]
+    job = str(json.loads(lab.run("login", argv, cwd=folder).stdout)["job_id"])
+    try:
+        _wait("two checkpoints", lambda: len(RunDir(run).committed_steps()) >= 2)
+        fault.strike(lab)
+        _wait("the next step", lambda: len(_entries(run, "running")) >= 2)
+        (_, again), (restart,) = _entries(run, "running"), _entries(run, "restart")
+        found = {
+            fault.tier: _between(_entries(run, "launch")[1], again),
+            f"redone {fault.tier}": float(restart.facts["step"] - again.facts["step"] + 1),
+        }
+        if fault is FAULTS[0]:
+            found["start"] = _between(_entries(run, "launch")[0], _entries(run, "running")[0])
+        if fault is FAULTS[1]:
+            (gathered,) = [entry for entry in _entries(run, "gathered") if entry.facts["bytes"]]
+            found["gathering"] = gathered.facts["seconds"] / gathered.facts["bytes"]
+        return found
+    finally:
+        lab.run("login", ["scancel", job])
+        fault.mended(lab)
+        _wait("an idle lab", lambda: all(h.slurm == "idle" for h in lab.status().hosts if h.name != "login"))
+
+
+def _network(lab: Lab) -> float:
+    """Seconds a byte of MPI between two hosts, in pieces as large as ours."""
+    program = [sys.executable, str(Path(__file__).with_name("network.py"))]
+    text = lab.run("login", ["srun", "--mpi=pmix", "-N", "2", "-n", "2", *program]).stdout
+    return float(text.split()[-1])
+
+
+def _entries(run: Path, kind: str) -> list[Entry]:
+    return [entry for entry in RunDir(run).entries() if entry.kind == kind]
+
+
+def _between(first: Entry, second: Entry) -> float:
+    """Seconds between two entries of one writer."""
+    return (datetime.fromisoformat(second.time) - datetime.fromisoformat(first.time)).total_seconds()
+
+
+def _wait(what: str, ready: Callable[[], Any]) -> None:
+    until = time.monotonic() + _PATIENCE_S
+    while not ready():
+        if time.monotonic() > until:
+            raise RuntimeError(f"{what}: not within {_PATIENCE_S:.0f} s")
+        time.sleep(0.1)
