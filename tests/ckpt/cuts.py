@@ -107,3 +107,45 @@ def _slices(block: Block) -> tuple[slice, ...]:
 
 def _right(block: Block, name: str, step: int) -> bool:
     return block.array.tobytes() == whole(name, step)[_slices(block)].tobytes()
+
+
+def stages(facts: dict[str, Any], make: Callable[..., Any]) -> Any:
+    """Restore the layers of this rank's stage of a pipeline, each stage on `copies` ranks; then save a step."""
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    count = ranks // facts.get("copies", 1)
+    stage, layers = rank % count, facts.get("layers", 7)
+    held = range(layers * stage // count, layers * (stage + 1) // count)
+    state: dict[str, Any] = {"model": {f"layer{i}": np.zeros((300, 400 + i)) for i in held}, "n": 0}
+    if facts.get("rng"):
+        state["rng"] = np.full(9, float(rank))
+    try:
+        with make(facts) as ckpt:
+            step = ckpt.restore(state)
+            wrong = [i for i in held if step and not (state["model"][f"layer{i}"] == i + step).all()]
+            if facts.get("save"):
+                for i in held:
+                    state["model"][f"layer{i}"][...] = i + facts["save"]
+                state["n"] = facts["save"]
+                ckpt.save(facts["save"], state, block=True)
+    except StateError as error:
+        return {"error": str(error)}
+    assert step == 0 or state["n"] == facts.get("save", step)
+    return {"step": step, "wrong": wrong}
+
+
+def drift(facts: dict[str, Any], make: Callable[..., Any]) -> Any:
+    """Restore an array whose replicas have gone apart on one rank, or that has a gap or overlaps; then save a step."""
+    rank = int(os.environ["RANK"])
+    start, size = facts["places"][rank]
+    block = Block(np.zeros(size, "<i4"), (facts["size"],), (start,))
+    logging.basicConfig(level=logging.INFO)
+    try:
+        with make(facts) as ckpt:
+            step = ckpt.restore({"u": block}, strict=facts.get("strict", True))
+            found = block.array.tolist()
+            if facts.get("save"):
+                block.array[...] = np.arange(start, start + size) + 1000 * (rank == facts.get("apart"))
+                ckpt.save(facts["save"], {"u": block}, block=True)
+    except StateError as error:
+        return {"error": str(error)}
+    return {"step": step, "found": found}

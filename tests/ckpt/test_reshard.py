@@ -114,3 +114,75 @@ def test_show_tells_how_even_the_work_was(ranks: Any, directory: Path) -> None:
     shown = CliRunner().invoke(transom, ["ckpt", "show", str(directory)], env={"COLUMNS": "200"}).output
     assert re.search(r"each rank wrote [\d.]+ MB to [\d.]+ MB, [\d.]+ MB on average", shown), shown
     assert re.search(r"wide +float32 +504x600 of 1009x1201 ", shown.replace("numpy:<f4", "float32")), shown
+
+
+def test_stages_of_a_pipeline_cut_otherwise(ranks: Any, directory: Path) -> None:
+    for number, (count, copies) in enumerate([(3, 1), (4, 2), (7, 1), (1, 1), (4, 1)]):
+        done = ranks("stages", count, f"A{number}", directory=directory, save=number + 1, copies=copies)
+        assert done.codes == [0] * count, done.errors
+        assert all(said == {"step": number, "wrong": []} for said in done.said), done.said
+        stored = list_checkpoints(directory)[-1].manifest.stored
+        assert sum(".".join(i.entry.name.split("/")[1:]).startswith("model.layer") for i in stored) == 7, "each once"
+
+
+def test_stages_of_a_pipeline_that_lost_a_layer(ranks: Any, directory: Path) -> None:
+    """What no rank has a place for is named; what one rank has a place for is not."""
+    assert ranks("stages", 2, "A1", directory=directory, save=1).codes == [0, 0]
+    done = ranks("stages", 3, "A2", directory=directory, layers=6)
+    assert done.codes == [0] * 3, done.errors
+    for said in done.said:
+        assert "only in the checkpoint: model/layer6;" in said["error"], said
+    done = ranks("stages", 3, "A3", directory=directory, layers=8)
+    for said in done.said:
+        assert "not in the checkpoint: model/layer7;" in said["error"], said
+        assert "only in" not in said["error"], said
+
+
+def test_states_of_random_numbers_are_no_part_of_a_pipeline(ranks: Any, directory: Path) -> None:
+    assert ranks("stages", 4, "A1", directory=directory, save=1, copies=2, rng=True).codes == [0] * 4
+    for count, why in (
+        (2, "rng of rank 2 has no rank to go to"),
+        (5, "rng is kept for each rank, and there is none for"),
+    ):
+        done = ranks("stages", count, f"A{count}", directory=directory, rng=True)
+        assert all(why in said["error"] for said in done.said), done.said
+
+
+def test_replicas_that_have_gone_apart(ranks: Any, directory: Path) -> None:
+    places = [(0, 4), (4, 4), (0, 4), (4, 4)]
+    assert ranks("drift", 4, "A1", directory=directory, places=places, size=8, save=1, apart=3).codes == [0] * 4
+    again = ranks("drift", 4, "A2", directory=directory, places=places, size=8)
+    assert [said["found"] for said in again.said] == [
+        [0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 2, 3], [1004, 1005, 1006, 1007]
+    ]  # fmt: skip
+    assert not any("overlap" in error for error in again.errors)
+    two = ranks("drift", 2, "A3", directory=directory, places=[(0, 3), (3, 5)], size=8)
+    assert [said["found"] for said in two.said] == [[0, 1, 2], [3, 4, 5, 6, 7]]
+    assert "or that ranks held differently; the lowest rank's is taken" in two.errors[1]
+    assert "u (ranks 1 and 3)" in two.errors[1]
+
+
+def test_parts_that_overlap(ranks: Any, directory: Path) -> None:
+    """Such as with ghost cells: a rank's own come first, then the lowest rank's."""
+    places = [(0, 6), (4, 6)]
+    assert ranks("drift", 2, "A1", directory=directory, places=places, size=10, save=1, apart=1).codes == [0, 0]
+    again = ranks("drift", 2, "A2", directory=directory, places=places, size=10)
+    assert again.said[1]["found"] == [1004, 1005, 1006, 1007, 1008, 1009]
+    one = ranks("drift", 1, "A3", directory=directory, places=[(0, 10)], size=10)
+    assert one.said[0]["found"] == [0, 1, 2, 3, 4, 5, 1006, 1007, 1008, 1009]
+    assert "u (ranks 0 and 1)" in one.errors[0]
+    (found,) = list_checkpoints(directory)
+    with h5py.File(found.path / "data-00000.h5") as file:
+        assert file["tensors/u"][...].tolist() == one.said[0]["found"], "other tools see the same"
+
+
+def test_elements_that_nobody_saved(ranks: Any, directory: Path) -> None:
+    assert ranks("drift", 2, "A1", directory=directory, places=[(0, 3), (5, 3)], size=8, save=1).codes == [0, 0]
+    again = ranks("drift", 2, "A2", directory=directory, places=[(0, 3), (5, 3)], size=8)
+    assert [said["found"] for said in again.said] == [[0, 1, 2], [5, 6, 7]]
+    refused = ranks("drift", 2, "A3", directory=directory, places=[(0, 4), (4, 4)], size=8)
+    for said in refused.said:
+        assert "u (no rank saved [3:4])" in said["error"]
+        assert "u (no rank saved [4:5])" in said["error"]
+    taken = ranks("drift", 2, "A4", directory=directory, places=[(0, 4), (5, 3)], size=8, strict=False)
+    assert [said["found"] for said in taken.said] == [[0, 0, 0, 0], [5, 6, 7]]

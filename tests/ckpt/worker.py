@@ -128,6 +128,16 @@ def cut(facts: dict[str, Any]) -> Any:
     return cuts.cut(facts, make)
 
 
+def stages(facts: dict[str, Any]) -> Any:
+    """See cuts."""
+    return cuts.stages(facts, make)
+
+
+def drift(facts: dict[str, Any]) -> Any:
+    """See cuts."""
+    return cuts.drift(facts, make)
+
+
 def faulty(facts: dict[str, Any]) -> Any:
     """Save steps 2 and 4, the second with a fault at one file call of one rank, then 6; tell what happened."""
     hand = Faulty(where=Path(facts["directory"]))
