@@ -89,17 +89,19 @@ class Gatherer:
 
     def run(self) -> None:
         """Gather. All servers must call it; it returns when it is over, well or not."""
-        began, why = self._clock.now(), ""
+        began = self._clock.now()
         try:
-            done = orders.signs(self._folder, self._files).attempt == self._roster.attempt
+            before = orders.signs(self._folder, self._files)
+            done = before.over and before.attempt == self._roster.attempt
             items = [] if done else self._copies.inventory()
             self._exchange.tell(0, "inventory", {"done": done, "items": [asdict(item) for item in items]})
             if self._exchange.rank == 0:
                 self._lead(began)
             self._follow()
         except TimeoutError as error:
-            why = str(error)
-            log.warning("what other hosts have in memory was not gathered: %s", why)
+            log.warning("what other hosts have in memory was not gathered: %s", error)
+        except Exception:  # the edge of this thread: the program must not wait because of it
+            log.exception("what other hosts have in memory was not gathered")
         self._sign(True)
 
     # ------------------------------------------------------------------ server 0
