@@ -120,7 +120,8 @@ def _merged(nodes: Sequence[Node]) -> Node:
             for item in node[1]:
                 places.setdefault(item[1], []).append(item)
         return [kind, [[items[0][0], text, _merged([i[2] for i in items])] for text, items in places.items()]]
-    if len(kinds) == 1 and kind in ("list", "tuple") and len({len(node[1]) for node in nodes}) == 1:
+    nested = kind in ("list", "tuple") and any(isinstance(item, list) for item in first[1])  # not a row of numbers
+    if len(kinds) == 1 and nested and len({len(node[1]) for node in nodes}) == 1:
         return [kind, [_merged(items) for items in zip(*(node[1] for node in nodes), strict=True)]]
     return [_PER_RANK]
 

@@ -177,6 +177,7 @@ def test_parts_stages_and_ranks(directory: Path, tmp_path: Path) -> None:
                 "model": ["key", "model", ["module", ["dict", stage]]],
                 "own": ["key", "own", ["tensor", "tensors/own"]],
                 "number": ["key", "number", rank],
+                "row": ["key", "row", ["list", [["tuple", [1, 2, rank]], 3]]],
             }
         )
     checkpoint = together(directory, 20, held, structure)
@@ -185,10 +186,11 @@ def test_parts_stages_and_ranks(directory: Path, tmp_path: Path) -> None:
     same(loaded["w"], torch.from_numpy(whole))
     same(loaded["1.b"], torch.from_numpy(whole[1]))
     done = write(checkpoint, tmp_path / "x.pt")
-    assert [name for name, _ in done.left_out] == ["own", "number"]
+    assert [name for name, _ in done.left_out] == ["own", "number", "row/0"]
     write(checkpoint, tmp_path / "one.pt", rank=1)
     one = torch.load(tmp_path / "one.pt", weights_only=True)
     same((one["own"], one["number"]), (torch.from_numpy(whole[1]), 1))
+    assert one["row"] == [(1, 2, 1), 3]
     with pytest.raises(UsageError, match="rank 2: the checkpoint is of 2 ranks"):
         export.plan(checkpoint, tmp_path / "y.pt", "", 2)
 
