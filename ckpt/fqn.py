@@ -21,7 +21,7 @@ Owners = Sequence[tuple[tuple[str, ...], "torch.nn.Module"]]
 
 def tidy(name: str) -> str:
     """A name without the parts that compiling and activation checkpointing of inner modules put into it."""
-    if not any(part in name for part in _WRAPPERS):
+    if "_orig_mod" not in name and "_checkpoint_wrapped_module" not in name:
         return name
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 

@@ -131,7 +131,8 @@ class _Walker:
     def __init__(self, walked: Walked, arrays_later: bool) -> None:
         self.walked = walked
         self._arrays_later = arrays_later
-        self.owned: dict[tuple[Any, ...], torch.Tensor] = {}  # by their memory
+        self.owned: set[tuple[Any, ...]] = set()
+        self._wholes: dict[tuple[Any, ...], torch.Tensor] = {}  # DTensors among them, by the memory of what is here
         self._modules: list[tuple[tuple[str, ...], torch.nn.Module]] = []
         self._keys: dict[int, tuple[Any, ...]] = {}  # of the tensors that optimizers hold, by their id
         self._names: dict[tuple[Any, ...], str] = {}
@@ -161,9 +162,12 @@ class _Walker:
 
     def _own(self, tensors: Iterable[torch.Tensor]) -> None:
         for tensor in tensors:
-            key = _key(_local(tensor))
+            local = _local(tensor)
+            key = _key(local)
             self._keys[id(tensor)] = key
-            self.owned[key] = tensor
+            self.owned.add(key)
+            if local is not tensor:
+                self._wholes[key] = tensor
 
     def node(self, value: Any, parts: tuple[str, ...]) -> Node:
         if type(value) in _AS_THEY_ARE:
@@ -249,8 +253,7 @@ class _Walker:
             counted, tensor = tensor, _local(tensor)
             dtype = self._tensor_dtype(tensor, parts)
         key = key or _key(tensor)
-        owner = self.owned.get(key)
-        if kinds.is_dtensor(owner):
+        if self._wholes and (owner := self._wholes.get(key)) is not None:
             # A detached one, such as a state_dict gives, has another counter than its optimizer's for what is here.
             counted, tensor = owner, _local(owner)
         nbytes = tensor.nbytes
@@ -258,7 +261,7 @@ class _Walker:
         if known == name:
             lazy, version = False, None
             if not tensor.is_inference():
-                lazy = nbytes > 0 and owner is not None
+                lazy = nbytes > 0 and key in self.owned
                 version = tensor._version if counted is None else tensor._version + counted._version
             self.walked.leaves.append(
                 Leaf(name, tensor.detach(), dtype, tuple(tensor.shape), nbytes, lazy, version, *_place(block), counted)

@@ -35,11 +35,11 @@ def _refusal_of_type(kind: type) -> str:
 
 def refusal(tensor: torch.Tensor) -> str:
     """Why a tensor can't be saved, and what to do; empty where it can."""
-    if kinds.is_dtensor(tensor):
+    why = _refusal_of_type(type(tensor))  # type: ignore[arg-type]  # a class can be hashed
+    if why and kinds.is_dtensor(tensor):
         from transom_hpc.ckpt import dtensors
 
         return dtensors.refusal(tensor)
-    why = _refusal_of_type(type(tensor))  # type: ignore[arg-type]  # a class can be hashed
     if why:
         return why
     if tensor.is_nested:
