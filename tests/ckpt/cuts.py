@@ -68,6 +68,8 @@ def cut(facts: dict[str, Any], make: Callable[..., Any]) -> Any:
     told: dict[str, Any] = {"step": 0}
     if facts.get("slow") == rank:
         _slow_down()
+    if "hosts" in facts:  # each rank is on one of its own
+        facts = {**facts, "shm": f"{facts['hosts']}-{rank}"}
     with make(facts) as ckpt, warnings.catch_warnings():
         warnings.simplefilter("error")
         try:
@@ -79,12 +81,13 @@ def cut(facts: dict[str, Any], make: Callable[..., Any]) -> Any:
             told["wrong"] = [name for name in ARRAYS if not _right(state[name], name, step)]
             assert state["n"] == step
             assert np.array_equal(state["all"], np.arange(300_001.0) + step)
-        if facts.get("save"):
+        saves = range(facts.get("save", 0), facts.get("save", 0) + facts.get("times", 1)) if "save" in facts else ()
+        for number in saves:
             for name in ARRAYS:
                 block = state[name]
-                block.array[...] = whole(name, facts["save"])[_slices(block)]
-            state["n"], state["all"][...] = facts["save"], np.arange(300_001.0) + facts["save"]
-            ckpt.save(facts["save"], state, block=True)
+                block.array[...] = whole(name, number)[_slices(block)]
+            state["n"], state["all"][...] = number, np.arange(300_001.0) + number
+            ckpt.save(number, state, block=number == saves[-1])
         if facts.get("dies"):
             os.kill(os.getpid(), 9)
     return told
@@ -127,6 +130,8 @@ def stages(facts: dict[str, Any], make: Callable[..., Any]) -> Any:
                     state["model"][f"layer{i}"][...] = i + facts["save"]
                 state["n"] = facts["save"]
                 ckpt.save(facts["save"], state, block=True)
+            if facts.get("dies"):
+                os.kill(os.getpid(), 9)
     except StateError as error:
         return {"error": str(error)}
     assert step == 0 or state["n"] == facts.get("save", step)

@@ -84,10 +84,10 @@ def test_memory_of_more_ranks_than_there_are_now(ranks: Any, directory: Path, st
 
 
 def test_nobody_changes_memory_from_which_others_still_copy(ranks: Any, directory: Path) -> None:
-    """Rank 0 is done at once, saves the next step, and would do that where rank 1 still reads."""
-    assert ranks("cut", 3, "A1", directory=directory, how="rows", save=1, dies=True).codes == [-9] * 3
-    done = ranks("cut", 2, "A2", directory=directory, how="rows", save=2, slow=1)
-    assert done.codes == [0, 0], done.errors
+    """Rank 2 is done at once, saves more steps, and would do that where rank 1 still reads."""
+    assert ranks("cut", 4, "A1", directory=directory, how="rows", save=1, times=2, dies=True).codes == [-9] * 4
+    done = ranks("cut", 3, "A2", directory=directory, how="rows", save=3, times=3, slow=1)
+    assert done.codes == [0] * 3, done.errors
     assert all(said["wrong"] == [] and said["source"] == "memory:A1" for said in done.said), done.said
 
 
@@ -99,6 +99,35 @@ def test_memory_of_some_ranks_is_not_enough_for_others(ranks: Any, directory: Pa
     done = ranks("cut", 2, "A2", directory=directory, how="rows")
     assert done.codes == [0, 0], done.errors
     assert all(said["wrong"] == [] and said["source"] == "step-000000001" for said in done.said)
+
+
+def test_memory_without_what_a_rank_had_of_its_own(ranks: Any, directory: Path, staging: Path) -> None:
+    """What is left here has all arrays, but whoever is gone had something that would be lost: the file knows."""
+    facts = {"directory": directory, "copies": 3, "rng": True}
+    assert ranks("stages", 3, "A1", **facts, save=1, dies=True).codes == [-9] * 3
+    for path in staging.iterdir():
+        if "-rank-00002." in path.name and not path.name.startswith("."):
+            path.unlink()
+    done = ranks("stages", 2, "A2", directory=directory, copies=2, rng=True)
+    assert all("rng of rank 2 has no rank to go to" in said["error"] for said in done.said), done
+    left = [path for path in staging.iterdir() if not path.name.startswith(".")]
+    assert len(left) == 2, "nothing was touched"
+    for path in left:
+        path.unlink()
+
+
+def test_memory_of_hosts_of_their_own(ranks: Any, directory: Path, tmp_path: Path) -> None:
+    """A host's own memory has not what it wants of a state that is cut otherwise now: the file has it. Each host then
+    reads what it needs by itself."""
+    facts = {"directory": directory, "hosts": tmp_path / "host"}
+    assert ranks("cut", 2, "A1", **facts, how="rows", save=1, dies=True).codes == [-9] * 2
+    done = ranks("cut", 2, "A2", **facts, how="rows", save=2, dies=True)
+    assert all("restored step 1 from memory:A1" in error for error in done.errors), done.errors
+    done = ranks("cut", 2, "A3", **facts, how="columns", save=3, dies=True)
+    assert all("restored step 2 from step-000000002" in error for error in done.errors), done.errors
+    done = ranks("cut", 3, "A4", **facts, how="rows")
+    assert all(said["wrong"] == [] and said["source"] == "step-000000003" for said in done.said), done
+    assert all(said["read_bytes"] <= 1.15 * said["needed_bytes"] for said in done.said), done.said
 
 
 def test_memory_as_many_ranks_but_cut_otherwise(ranks: Any, directory: Path) -> None:

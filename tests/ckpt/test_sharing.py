@@ -117,8 +117,12 @@ def test_nobody_there(matrix: Any, tmp_path: Path, shm: Path) -> None:
 
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("then", ["nothing", "board", "leaves"])
-def test_a_partner_that_dies(matrix: Any, tmp_path: Path, shm: Path, then: str) -> None:
-    """After it has said what it needs, and perhaps made its board."""
+def test_a_partner_that_dies(
+    matrix: Any, tmp_path: Path, shm: Path, then: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After it has said what it needs, and perhaps made its board; for one that says so nobody waits."""
+    if then == "leaves":
+        monkeypatch.setattr(sharing, "SILENT_S", 60.0)
     reader, other = (Reader(stored(matrix), tmp_path, shm, rank, 2) for rank in range(2))
 
     def dies() -> None:
