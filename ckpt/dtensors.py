@@ -32,19 +32,28 @@ def refusal(tensor: DTensor) -> str:
                 f"a DTensor with the placement {placement} can't be saved; "
                 "call redistribute(placements=...) with Replicate() or Shard(...), and save that"
             )
-    place = _place(tensor)
-    if place is None:
+    return _refusal(tuple(tensor._local_tensor.shape), *_place(tensor))
+
+
+@lru_cache(1 << 12)
+def _refusal(
+    here: tuple[int, ...],
+    whole: tuple[int, ...],
+    mesh: tuple[int, ...],
+    coordinate: tuple[int, ...] | None,
+    placements: tuple[Placement, ...],
+) -> str:
+    if coordinate is None:
         return ""
-    shape, _ = box(*place)
-    here = tuple(tensor._local_tensor.shape)
+    shape, _ = box(whole, mesh, coordinate, placements)
     if here != shape:
         return (
-            f"a DTensor of shape {list(tensor.shape)} should have {list(shape)} on this rank, and has {list(here)}; "
+            f"a DTensor of shape {list(whole)} should have {list(shape)} on this rank, and has {list(here)}; "
             "make it with distribute_tensor, or give from_local its shape and stride"
         )
-    if any(_is_strided(placement) for placement in tensor.placements) and not is_together(*place):
+    if any(map(_is_strided, placements)) and not is_together(whole, mesh, coordinate, placements):
         return (
-            f"a DTensor with the placements {tensor.placements} holds rows here that are no single block; "
+            f"a DTensor with the placements {placements} holds rows here that are no single block; "
             "call redistribute(placements=...) with Replicate() or Shard(...), and save that"
         )
     return ""
@@ -62,8 +71,10 @@ def block_of(tensor: DTensor) -> Block | None:
     why = refusal(tensor)
     if why:
         raise StateError(why, name="DTensor")
-    place = _place(tensor)
-    return Block(tensor._local_tensor, place[0], box(*place)[1]) if place is not None else None
+    whole, mesh, coordinate, placements = _place(tensor)
+    if coordinate is None:
+        return None
+    return Block(tensor._local_tensor, whole, box(whole, mesh, coordinate, placements)[1])
 
 
 def like(tensor: DTensor, local: torch.Tensor) -> DTensor:
@@ -79,16 +90,18 @@ def _is_strided(placement: Placement) -> bool:
     return type(placement).__name__ == "_StridedShard"
 
 
-_Place = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple["Placement", ...]]
-
-
-def _place(tensor: DTensor) -> _Place | None:
-    """What decides which part this rank holds, as `box` takes it; None where it is not in the mesh."""
+def _place(
+    tensor: DTensor,
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...] | None, tuple[Placement, ...]]:
+    """What decides which part this rank holds, as `box` takes it; no coordinate where it is not in the mesh."""
     mesh = tensor.device_mesh
     coordinate = mesh.get_coordinate()
-    if coordinate is None:
-        return None
-    return tuple(tensor.shape), tuple(mesh.shape), tuple(coordinate), tuple(tensor.placements)
+    return (
+        tuple(tensor.shape),
+        tuple(mesh.shape),
+        None if coordinate is None else tuple(coordinate),
+        tuple(tensor.placements),
+    )
 
 
 @lru_cache(1 << 12)
