@@ -4,8 +4,9 @@
     transom submit --nodes 4 --spares 1 -- python examples/heat_mpi.py --steps 20000
 
 Each rank owns some rows of the plate and sees one row of each neighbour, its halo. The edge of the plate is kept at
-fixed temperatures. Only the lines that mention `ckpt` or `state` have to do with surviving: the state is a plain dict
-of numpy arrays. A run that was stopped and resumed ends with bitwise the field of one that was not.
+fixed temperatures. Only the lines that mention `ckpt` or `state` have to do with surviving: the state says which rows
+of the plate a rank has. A run that was stopped and resumed, on as many ranks or on others, ends with bitwise the field
+of one that was not.
 """
 
 import argparse
@@ -86,7 +87,8 @@ def main() -> None:
     block = cold_plate(rows, args.size)
 
     ckpt = transom.Checkpointer.from_env(directory=args.checkpoints, every=args.save_every)
-    state = {"block": block[1:-1]}  # without the halo, which the next exchange brings anew
+    # Without the halo, which the next exchange brings anew. A run may go on with another number of ranks.
+    state = {"plate": transom.Block(block[1:-1], (args.size, args.size), (rows.start, 0))}
     start = ckpt.restore(state)
     if rank == 0:
         print(f"{args.size} x {args.size} points, {world_size} ranks: from step {start}", flush=True)

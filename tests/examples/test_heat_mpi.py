@@ -72,15 +72,24 @@ def test_killed_and_stopped_it_ends_bitwise_the_same(new_job: Callable[[int], An
     assert (tmp_path / "disturbed.npy").read_bytes() == (tmp_path / "undisturbed.npy").read_bytes()
 
 
-def test_without_a_job(tmp_path: Path) -> None:
-    """As the first lines of the example say: mpirun and a folder, started twice."""
-    command = ["mpirun", "--oversubscribe", "--allow-run-as-root", "-n", "2", sys.executable]
-    command += [str(Path(__file__).parents[2] / "examples/heat_mpi.py"), "--size", "16", "--save-every", "10"]
-    command += ["--checkpoints", str(tmp_path / "heat"), "--sleep", "0.01"]
-    for steps, start in (("10", 0), ("20", 10)):
-        done = subprocess.run([*command, "--steps", steps], capture_output=True, text=True, timeout=150, check=False)
+def test_without_a_job_and_on_another_number_of_ranks(tmp_path: Path) -> None:
+    """As the first lines of the example say: mpirun and a folder, started three times."""
+
+    def run(ranks: int, folder: str, steps: int, start: int) -> bytes:
+        command = ["mpirun", "--oversubscribe", "--allow-run-as-root", "-n", str(ranks), sys.executable]
+        command += [str(Path(__file__).parents[2] / "examples/heat_mpi.py"), "--size", "16", "--save-every", "10"]
+        command += ["--checkpoints", str(tmp_path / folder), "--final", str(tmp_path / "field.npy")]
+        done = subprocess.run(
+            [*command, "--steps", str(steps)], capture_output=True, text=True, timeout=150, check=False
+        )
         assert done.returncode == 0, done.stderr
         assert f"from step {start}\n" in done.stdout
+        return (tmp_path / "field.npy").read_bytes()
+
+    whole = run(2, "whole", 30, 0)
+    run(2, "heat", 10, 0)
+    run(3, "heat", 20, 10)
+    assert run(1, "heat", 30, 20) == whole
 
 
 def _until(launch: Any, words: str) -> str:
