@@ -28,7 +28,7 @@ def load_module(matcher: _Matcher, node: Node, module: torch.nn.Module, parts: t
     aliases = all(isinstance(t, torch.Tensor) and _place(t) in own for t in raw.values())
     called = fqn.tidied(raw)
     held = {called[key]: value for key, value in raw.items()}
-    # What 0.1 saved of modules with compiled ones inside has their names as they were.
+    # Older checkpoints have names of compiled parts as torch gives them.
     stored = fqn.tidied({item[1]: item for item in node[1]})
     items = [[stored[text] if key == text else key, stored[text], *rest] for key, text, *rest in node[1]]
     ready = matcher.mapping(items, held, parts, "inplace")
