@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
@@ -16,7 +17,7 @@ import pytest
 from transom_hpc.slurm.site import SiteConfig
 from transom_hpc.tol.attempt import Attempt
 from transom_hpc.tol.job import Job
-from transom_hpc.tol.keeper import DRAIN_S, Keeper
+from transom_hpc.tol.keeper import DRAIN_S, MUTE_S, Keeper
 from transom_hpc.tol.rundir import RunDir
 from transom_hpc.tol.steps import Steps
 
@@ -272,3 +273,28 @@ def test_news_of_memory(stage: Stage) -> None:
         assert list(stage.keeper.news()) == []
     finally:
         stage.keeper._job.shm.rmdir()
+
+
+def test_servers_that_do_not_begin_are_started_again(stage: Stage) -> None:
+    """MPI may wait for ever when it starts."""
+    stage.keeper.start(FIRST, ("n1", "n2"))
+    assert stage.starts(1) == 1
+    stage.clock.time += MUTE_S - 1
+    stage.keeper.look()
+    assert stage.said == []
+    stage.clock.time += 1
+    stage.keeper.look()
+    assert stage.said == [("the checkpoint server did not begin within 20 s and is started again", False)]
+    stage.clock.time += 1
+    stage.keeper.look()
+    assert stage.starts(2) == 2
+    shm = stage.keeper._job.shm
+    shm.mkdir()
+    try:
+        (shm / ".server").touch()
+        stage.keeper.look()
+        stage.clock.time += 10 * MUTE_S
+        stage.keeper.look()
+        assert len(stage.said) == 1, "it has begun"
+    finally:
+        shutil.rmtree(shm)

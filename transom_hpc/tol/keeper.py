@@ -23,6 +23,10 @@ from transom_hpc.tol.rundir import RunDir
 from transom_hpc.tol.steps import Step, Steps
 
 _TRIES = 5
+MUTE_S = 20.0
+"""Longest time from a start to the first sign of life: MPI's own start has no deadline."""
+
+_PULSE = ".server"  # touched twice a second by the server that serves this host
 _MARK = "@transom "
 _RESTORED = ".restored"  # rank 0 leaves it on its host, which is the launcher's
 _READ_BYTES = 1 << 20
@@ -59,6 +63,8 @@ class Keeper:
         self._copies = copies
         self._spares: tuple[str, ...] = ()
         self._dropped = False
+        self._mute_since: float | None = None  # None: it has begun
+        self._pulse_before = 0
         self._read_to: dict[Path, int] = {}
         self._steps = steps
         self._job = job
@@ -99,7 +105,8 @@ class Keeper:
             self._step.end()
             self._start()
         code = None if self._step is None else self._step.poll()
-        if self._step is not None and code is not None:
+        mute = self._step is not None and code is None and self._is_mute()
+        if self._step is not None and (code is not None or mute):
             self._step.end()
             self._step = None
             if self._resting:
@@ -112,6 +119,8 @@ class Keeper:
                     True,
                 )
                 return
+            if mute:
+                self._report(f"the checkpoint server did not begin within {MUTE_S:.0f} s and is started again", False)
             if code:  # else its folder has gone, since the program has left, and we are about to hear of that
                 self._report(f"the checkpoint server ended (exit status {code}) and is started again", False)
             self._retry_at = self._clock.now() + 2.0 ** (self._ended - 1)
@@ -155,6 +164,7 @@ class Keeper:
 
     def _start(self) -> None:
         self._retry_at, self._begun, self._dropped = None, self._attempt, False
+        self._mute_since, self._pulse_before = self._clock.now(), self._pulse()
         # A file of the user's that is called like a standard module must not replace it: -P.
         argv = [sys.executable, "-P", "-m", "transom_hpc.ckpt.server", f"--shm={self._job.shm}"]
         everywhere = (*self._hosts, *(self._spares if self._copies else ()))
@@ -172,6 +182,18 @@ class Keeper:
                 return
             self._report(f"the checkpoint server can't be started ({error}) and is tried again", False)
             self._retry_at = self._clock.now() + 2.0**self._ended
+
+    def _is_mute(self) -> bool:
+        """Whether the servers should have begun by now, and have not."""
+        if self._mute_since is not None and self._pulse() != self._pulse_before:
+            self._mute_since = None
+        return self._mute_since is not None and self._clock.now() - self._mute_since >= MUTE_S
+
+    def _pulse(self) -> int:
+        try:
+            return (self._job.shm / _PULSE).stat().st_mtime_ns
+        except OSError:
+            return 0
 
     def _roster(self) -> str:
         """Who takes part, as the servers read it."""
