@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,20 @@ WAYS = [("fsdp", 8), ("ddp", 3), ("tp", 5), ("tp x fsdp", 8), ("hybrid", 6)]
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_each_way_and_each_other(sharded: Any, directory: Path, way: tuple[str, int]) -> None:
     chain(sharded, directory, [step for other in WAYS if other != way for step in (way, other)])
+
+
+def test_from_memory_alone(sharded: Any, directory: Path) -> None:
+    """Programs that died left their parts in the host's memory: for as many ranks, and for others."""
+    saved: dict[str, str] = {}
+    for number, (kind, ranks, die) in enumerate([("fsdp", 3, True), ("fsdp", 3, True), ("ddp", 2, False)]):
+        found = sharded("training", ranks, f"A{number}", directory=directory, kind=kind, die=die)
+        assert found.codes == [9 if die else 0] * ranks, found.errors
+        for said in found.said:
+            assert said["start"] == 2 * number
+            assert said["before"] == saved
+        saved = found.said[0]["after"]
+        for folder in directory.glob("step-*"):
+            shutil.rmtree(folder)
 
 
 def test_blocks_with_ghost_cells_on_another_grid(sharded: Any, directory: Path) -> None:
