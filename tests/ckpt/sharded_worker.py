@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -193,10 +193,18 @@ def blocks(facts: dict[str, Any]) -> Any:
 
 
 def stages(facts: dict[str, Any]) -> Any:
-    """Each rank has some of seven layers and trains them by itself; tell what they are."""
-    layers = range(*cut(7, worker.WORLD_SIZE, worker.RANK))
-    torch.manual_seed(worker.RANK)
+    """Each stage has some of seven layers and trains them by itself; tell what they are. A stage is a rank, or `shards`
+    ranks that have a part of each of its layers."""
+    shards = facts.get("shards", 1)
+    stage, count = worker.RANK // shards, worker.WORLD_SIZE // shards
+    layers = range(*cut(7, count, stage))
+    torch.manual_seed(stage)
     model = torch.nn.ModuleDict({f"layer{i}": torch.nn.Linear(3 + i, 4 + i) for i in layers})
+    if shards > 1:
+        dist.init_process_group("gloo")
+        mesh = init_device_mesh("cpu", (count, shards), mesh_dim_names=("stage", "shard"))
+        for layer in model.values():
+            fully_shard(layer, mesh=mesh["shard"])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1.0)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "common": torch.zeros(9)}
@@ -204,7 +212,10 @@ def stages(facts: dict[str, Any]) -> Any:
         start = ckpt.restore(state)
         before = dict(contents(model, optimizer)) if start else {}
         for parameter in model.parameters():
-            parameter.grad = torch.randn(parameter.shape)
+            gradient = torch.randn(parameter.shape)
+            if isinstance(parameter, DTensor):
+                gradient = distribute_tensor(gradient, parameter.device_mesh, parameter.placements, src_data_rank=None)
+            parameter.grad = gradient
         optimizer.step()
         scheduler.step()
         state["common"] += 1

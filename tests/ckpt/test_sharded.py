@@ -87,8 +87,9 @@ def test_blocks_with_ghost_cells_on_another_grid(sharded: Any, directory: Path) 
 
 def test_stages_of_a_pipeline_cut_otherwise(sharded: Any, directory: Path) -> None:
     saved: dict[str, str] = {}
-    for number, ranks in enumerate([3, 2, 1, 7, 4]):
-        found = sharded("stages", ranks, f"A{number}", directory=directory)
+    for number, (count, shards) in enumerate([(3, 1), (2, 2), (1, 3), (5, 1), (1, 1), (2, 2)]):
+        ranks = count * shards
+        found = sharded("stages", ranks, f"A{number}", directory=directory, shards=shards)
         assert found.codes == [0] * ranks, found.errors
         before: dict[str, str] = {}
         for said in found.said:
