@@ -137,6 +137,7 @@ def test_copies_arrive_bit_for_bit_and_are_brought_back(hosts: Hosts) -> None:
     assert 9_000_000 < told["bytes"] < 9_100_000
 
 
+@pytest.mark.soak
 def test_a_spare_restores_from_the_copy_that_it_kept(hosts: Hosts) -> None:
     hosts.run("copied", "ab", "c", attempt="A1", steps=[1])
     hosts.lose("b")

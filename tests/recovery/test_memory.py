@@ -60,14 +60,14 @@ def facts_of(run: Submitted, kind: str) -> list[dict[str, Any]]:
 
 def test_a_lost_host_is_replaced_from_its_neighbours_memory(runs: Runs, unhurt: Unhurt) -> None:
     """Nothing is read from disk: the step was never written."""
-    run = runs.heat("--nodes", "4", "--spares", "1", "--save-every", "20", steps=200)
+    run = runs.heat("--nodes", "4", "--spares", "1", "--save-every", "20", steps=140)
     run.wait_saved(40)
     step = until_only_in_memory(run, 4)
     committed = max(RunDir(run.path).committed_steps())
     runs.lab.crash("n3")
     let_write(run)
     run.wait_end()
-    assert same_bits(run.field(), unhurt(200)), run.story()
+    assert same_bits(run.field(), unhurt(140)), run.story()
     (restart,) = run.entries("restart")
     assert (restart.facts["host_out"], restart.facts["committed"]) == ("n3", committed)
     found = facts_of(run, "restored")[-1]
