@@ -22,10 +22,7 @@ import numpy as np
 from transom_hpc.base.errors import StateError
 from transom_hpc.ckpt import dtypes, fqn, kinds, names
 from transom_hpc.ckpt.block import Block, block_of
-from transom_hpc.ckpt.nodes import Node as Node
-from transom_hpc.ckpt.nodes import is_scalar
-from transom_hpc.ckpt.nodes import keyed as keyed
-from transom_hpc.ckpt.nodes import scalar as scalar
+from transom_hpc.ckpt.nodes import Node, is_scalar, keyed, scalar
 
 if TYPE_CHECKING:
     import torch
