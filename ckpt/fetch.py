@@ -100,8 +100,13 @@ class Put:
         self._into = room[tuple(slice(a, a + n) for a, n in zip(at, shape or (1,), strict=True))]
         self._width = 1 if bytewise else width
         self._straight: tuple[int, int, memoryview] | None = None
+        if not self._into.flags.c_contiguous:
+            return
+        if self._shape == self._of:
+            self._straight = 0, part.nbytes, self._into.reshape(-1).view(np.uint8).data
+            return
         begins, length = reads.runs(self._start, self._shape, self._of, self._width)
-        if len(begins) == 1 and self._into.flags.c_contiguous:
+        if len(begins) == 1:
             begin = int(begins[0])
             self._straight = begin, begin + length, self._into.reshape(-1).view(np.uint8).data
 

@@ -168,10 +168,22 @@ class Recovery:
         return found if own is not None else Found(unreadable="it is not in this host's memory any more")
 
     def _examine_segments(self, candidate: Candidate, left: Mapping[int, Left], world_size: int) -> Found:
+        complete = len(left) == world_size
+        segments = {item.segment.path.name: item.segment for item in left.values()}
+        stored = self._stored_in(left, complete)
+        return candidate.examine_memory(stored, segments, world_size, complete)
+
+    def _stored_in(self, left: Mapping[int, Left], complete: bool) -> list[Stored]:
+        """What segments of some ranks hold; what several hold is taken from this rank's own, if it is there."""
         ranks = sorted(left)
-        complete = len(ranks) == world_size
+        files = {rank: left[rank].segment.path.name for rank in ranks}
+        if len(ranks) == 1:
+            (rank,) = ranks
+            own = None if complete else rank
+            pairs = zip(left[rank].entries, left[rank].places, strict=True)
+            return [Stored(entry, own, entry.name, files[rank], at) for entry, at in pairs]
         places = {
-            (rank, entry.name): (left[rank].segment.path.name, at)
+            (rank, entry.name): at
             for rank in ranks
             for entry, at in zip(left[rank].entries, left[rank].places, strict=True)
         }
@@ -180,12 +192,11 @@ class Recovery:
             holders = ranks if shard.rank is None else [ranks[shard.rank]]
             holders = [ranks[i] for i in shard.holders] or holders
             nearest = self._rank if self._rank in holders else holders[0]
-            file, at = places[nearest, shard.entry.name]
-            several = tuple(holders) if 1 < len(holders) < world_size else ()
-            own = None if shard.rank is None and complete else holders[0]
-            stored.append(Stored(shard.entry, own, shard.path, file, at, several))
-        segments = {item.segment.path.name: item.segment for item in left.values()}
-        return candidate.examine_memory(stored, segments, world_size, complete)
+            several = tuple(holders) if len(shard.holders) > 1 else ()
+            own = None if shard.rank is None else holders[0]
+            at = places[nearest, shard.entry.name]
+            stored.append(Stored(shard.entry, own, shard.path, files[nearest], at, several))
+        return stored
 
     def _all(self) -> dict[int, list[Left]]:
         """What all ranks left on this host. Looked for once, and only where this rank's own segments are not enough."""

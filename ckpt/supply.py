@@ -14,7 +14,7 @@ import numpy as np
 
 from transom_hpc.ckpt import direct, dtypes, fill, kinds, leaves, names
 from transom_hpc.ckpt.fetch import Load, Put, as_room, move
-from transom_hpc.ckpt.layout import cuts, overlap
+from transom_hpc.ckpt.layout import block_count, cuts, overlap
 from transom_hpc.ckpt.manifest import Stored
 from transom_hpc.ckpt.reads import Cover, Parts, Place, Take, needed, runs
 from transom_hpc.ckpt.state import Leaf
@@ -115,8 +115,11 @@ def loads(stock: Stock, wanted: Sequence[Want]) -> list[Load]:
         item = stock.parts[name][number]
         entry = item.entry
         width = dtypes.numpy_dtype(entry.dtype).itemsize
-        within = [(_less(take.start, entry.start), take.shape) for take, _ in given]
-        load = Load(item, needed(within, entry.shape, width, entry.nbytes).tolist())
+        if any(take.shape == entry.shape for take, _ in given):
+            load = Load(item, range(block_count(entry.nbytes)))
+        else:
+            within = [(_less(take.start, entry.start), take.shape) for take, _ in given]
+            load = Load(item, needed(within, entry.shape, width, entry.nbytes).tolist())
         for take, want in given:
             if want.room is not None:
                 room = as_room(want.room, want.shape, width)
@@ -135,6 +138,8 @@ def together(stock: Stock, want: Want) -> tuple[Stored, int, int] | None:
         return None
     item = stock.parts[want.name][want.takes[0].part]
     entry = item.entry
+    if want.shape == entry.shape:
+        return item, 0, entry.nbytes
     width = dtypes.numpy_dtype(entry.dtype).itemsize
     begins, length = runs(_less(want.start, entry.start), want.shape, entry.shape, width)
     return (item, int(begins[0]), int(begins[0]) + length) if len(begins) == 1 else None
