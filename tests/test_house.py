@@ -17,7 +17,7 @@ FLOORS = {"base": 0, "slurm": 1, "ckpt": 1, "monitors": 1, "tol": 2, "lab": 3, "
 # Decisions and parsers: no process, clock, file, or heavy library.
 PURE = {
     "slurm": ["hosts", "jobid", "states", "text", "times"],
-    "ckpt": ["borrow", "dtypes", "interval", "layout", "manifest", "reads", "retention"],
+    "ckpt": ["borrow", "dtypes", "interval", "layout", "manifest", "portions", "reads", "retention", "stock"],
     "monitors": ["reading", "detect_silence", "succession", "verdict"],
     "tol": ["attempt", "causes", "exclusion", "hang", "history", "phases", "reliability"],
 }

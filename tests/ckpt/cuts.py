@@ -6,7 +6,7 @@ import logging
 import os
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -154,3 +154,27 @@ def drift(facts: dict[str, Any], make: Callable[..., Any]) -> Any:
     except StateError as error:
         return {"error": str(error)}
     return {"step": step, "found": found}
+
+
+def huge(facts: dict[str, Any], make: Callable[..., Any]) -> Any:
+    """Restore this rank's part of an array of more than 2 GiB and compare each element; then save it."""
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    shape = tuple(facts["shape"])
+    start, size = place(shape, mesh(facts["how"], ranks, 2), rank)
+    block = Block(np.zeros(size, "<i4"), shape, start)
+    columns = np.arange(start[1], start[1] + size[1], dtype=np.int32)
+
+    def rows(step: int) -> Iterator[tuple[slice, np.ndarray[Any, Any]]]:
+        for first in range(0, size[0], 500):
+            some = np.arange(first, min(first + 500, size[0]), dtype=np.int32) + start[0]
+            yield slice(first, first + len(some)), some[:, None] * 30_000 + columns + step
+
+    with make(facts) as ckpt:
+        step = ckpt.restore({"u": block})
+        right = all(np.array_equal(block.array[where], values) for where, values in rows(step)) if step else None
+        for where, values in rows(facts["save"]):
+            block.array[where] = values
+        ckpt.save(facts["save"], {"u": block}, block=True)
+        if facts.get("dies"):
+            os.kill(os.getpid(), 9)
+    return {"step": step, "right": right, "source": ckpt.restored.source if ckpt.restored else ""}

@@ -215,3 +215,22 @@ def test_elements_that_nobody_saved(ranks: Any, directory: Path) -> None:
         assert "u (no rank saved [4:5])" in said["error"]
     taken = ranks("drift", 2, "A4", directory=directory, places=[(0, 4), (5, 3)], size=8, strict=False)
     assert [said["found"] for said in taken.said] == [[0, 0, 0, 0], [5, 6, 7]]
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_an_array_of_more_than_two_gigabytes(ranks: Any, directory: Path) -> None:
+    """In one part, in parts of another axis, from files and from memory; each element is looked at."""
+    facts = {"directory": directory, "shape": (24_000, 24_500), "keep": 1}
+    assert ranks("huge", 1, "A1", **facts, how="rows", save=1).codes == [0]
+    (item,) = [i for i in list_checkpoints(directory)[-1].manifest.stored if i.entry.name == "tensors/u"]
+    assert item.entry.nbytes > 2 << 30
+    for number, (count, how, source) in enumerate(
+        [(3, "columns", "step"), (1, "rows", "step"), (2, "columns", "memory"), (1, "rows", "memory")], start=2
+    ):
+        dies = number in (3, 4)
+        done = ranks("huge", count, f"A{number}", **facts, how=how, save=number, dies=dies)
+        assert done.codes == [-9 if dies else 0] * count, done.errors
+        for said in done.said if not dies else ():
+            assert (said["step"], said["right"]) == (number - 1, True)
+            assert said["source"].startswith(source)

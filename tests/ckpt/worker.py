@@ -138,6 +138,11 @@ def drift(facts: dict[str, Any]) -> Any:
     return cuts.drift(facts, make)
 
 
+def huge(facts: dict[str, Any]) -> Any:
+    """See cuts."""
+    return cuts.huge(facts, make)
+
+
 def faulty(facts: dict[str, Any]) -> Any:
     """Save steps 2 and 4, the second with a fault at one file call of one rank, then 6; tell what happened."""
     hand = Faulty(where=Path(facts["directory"]))
