@@ -54,3 +54,14 @@ def test_what_all_ranks_say_is_said_once() -> None:
     assert decide([found(unfit="no"), found(unfit="no")])["unfit"] == "no"
     assert decide([found(left_out="x"), found(left_out="x")])["left_out"] == "x"
     assert decide([found(), found(left_out="x"), found(left_out="x")])["left_out"] == "rank 1: x; rank 2: x"
+
+
+def test_what_nobody_has_a_place_for() -> None:
+    """A rank that has not looked at what others saved wants none of it."""
+    here, there = found(extra=["a", "b"], looked=True), found(extra=["b", "c"], looked=True)
+    assert nowhere([here, there]) == ["b"]
+    assert nowhere([here, found()]) == ["a", "b"]
+    assert nowhere([found(), found()]) == []
+    assert "only in the checkpoint: b; strict=False" in decide([here, there])["unfit"]
+    lax = decide([found(extra=["b"], looked=True, strict=False)])
+    assert (lax["unfit"], lax["left_out"]) == ("", "only in the checkpoint: b")
