@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from transom_hpc.base.clock import Clock
-from transom_hpc.base.errors import CorruptCheckpoint
+from transom_hpc.base.errors import CheckpointError
 from transom_hpc.ckpt import catalog, orders, replicas, slots
 from transom_hpc.ckpt.cargo import Held, Spoilt, compare
 from transom_hpc.ckpt.copies import Copies
@@ -94,6 +94,8 @@ class Gatherer:
             before = orders.signs(self._folder, self._files)
             done = before.over and before.attempt == self._roster.attempt
             items = [] if done else self._copies.inventory()
+            for item in items:
+                log.info("in memory here: step %d of rank %d, %s", item.step, item.rank, item.name)
             self._exchange.tell(0, "inventory", {"done": done, "items": [asdict(item) for item in items]})
             if self._exchange.rank == 0:
                 self._lead(began)
@@ -160,7 +162,7 @@ class Gatherer:
         directory = self._roster.directory
         with contextlib.suppress(OSError):
             for step, path in reversed(catalog.folders(directory, self._files) if directory is not None else ()):
-                with contextlib.suppress(CorruptCheckpoint):
+                with contextlib.suppress(CheckpointError):
                     catalog.read_checkpoint(path, self._files)
                     assert directory is not None
                     return {slots.group(directory): step}

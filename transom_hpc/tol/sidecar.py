@@ -10,6 +10,7 @@ import argparse
 import os
 import shutil
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,10 @@ class Survivor:
             return Diary(output=2)
 
 
+_FORCE_S = 3.0
+"""Longest time from a request to leave to SIGKILL where the launcher ends the step."""
+
+
 def main() -> None:
     """Watch until the launcher ends this step, Slurm ends the job, or this host is cut off."""
     parser = argparse.ArgumentParser(prog="python -m transom_hpc.tol.sidecar", description=__doc__)
@@ -136,7 +141,10 @@ def main() -> None:
         leave(EXIT_NO_MPI)
     reclaim(shm.parent, job.job_id, os.environ.get("TRANSOM_LIVE_JOBS", ""))
     code = Sidecar(config, SidecarHooks(survivor.isolated, survivor.orphaned), exchange).run()
-    if code == EXIT_LEFT:  # the launcher ends us by SIGKILL: a request to leave comes from Slurm, which ends the job
+    if code == EXIT_LEFT:
+        # A request to leave comes from Slurm, which ends the job; or it is the first thing that a task hears of a step
+        # that the launcher ends by force. SIGKILL follows at once then, and the next launch needs this memory.
+        time.sleep(_FORCE_S)
         give_back(shm, lambda: program_pids(str(given.attempt)))
     leave(code)
 
