@@ -11,7 +11,7 @@ from pathlib import Path
 
 import xxhash
 
-from transom_hpc.base.errors import CorruptCheckpoint
+from transom_hpc.base.errors import CorruptCheckpoint, OtherFormat
 from transom_hpc.ckpt import direct, manifest, names
 from transom_hpc.ckpt.direct import Target
 from transom_hpc.ckpt.fetch import Fault as Fault
@@ -58,6 +58,7 @@ def read_checkpoint(path: str | Path, files: Files | None = None) -> Checkpoint:
 
     Raises:
         CorruptCheckpoint: it is not whole. Facts: path, step.
+        OtherFormat: another version wrote it. Facts: path, step.
     """
     hand = files or Files()
     path = Path(path)
@@ -70,6 +71,13 @@ def read_checkpoint(path: str | Path, files: Files | None = None) -> Checkpoint:
         raise CorruptCheckpoint(f"{path} has no {manifest.FILE}", path=path, step=step) from error
     except manifest.BadManifest as error:
         raise CorruptCheckpoint(f"{path / manifest.FILE}: {error}", path=path, step=step) from error
+    except manifest.OtherManifest as error:
+        raise OtherFormat(
+            f"{path} was written by another version of transom-hpc ({error}): restore it with that version, or move "
+            "it away to begin without it",
+            path=path,
+            step=step,
+        ) from error
     for name, size in found.files.items():
         try:
             there = hand.size(path / name)
@@ -93,7 +101,7 @@ def list_checkpoints(directory: str | Path, files: Files | None = None) -> list[
     for _, path in folders(Path(directory), files):
         try:
             found.append(read_checkpoint(path, files))
-        except (CorruptCheckpoint, FileNotFoundError):
+        except (CorruptCheckpoint, OtherFormat, FileNotFoundError):
             continue
     return found
 
@@ -110,6 +118,7 @@ def verify(path: str | Path, progress: Callable[[int], None] | None = None) -> l
 
     Raises:
         OSError: it could not be read.
+        OtherFormat: another version wrote it.
     """
     try:
         found = read_checkpoint(path)

@@ -116,6 +116,10 @@ class BadManifest(ValueError):
     """The text is no whole manifest."""
 
 
+class OtherManifest(ValueError):
+    """The text is a manifest of another format."""
+
+
 def folder(step: int) -> str:
     """The name of a committed step's folder."""
     return f"step-{step:09d}"
@@ -151,23 +155,24 @@ def encode(manifest: Manifest) -> bytes:
         ],
     }
     text = _canonical(body)
-    return b'{"transom_checkpoint":%d,"xxh3":"%s","body":%s}\n' % (FORMAT, _sum(text).encode(), text)
+    return b'{"transom_checkpoint":%d,"xxh3":"%s","body":%s}\n' % (FORMAT, _sum(FORMAT, text).encode(), text)
 
 
 def decode(data: bytes) -> Manifest:
     """Read a manifest.
 
     Raises:
-        BadManifest: cut short, changed, of a format that is not known.
+        BadManifest: cut short, or changed.
+        OtherManifest: of a format that this version does not read.
     """
     found = _HEAD.match(data)
     if found is None:
         raise BadManifest("not a whole manifest")
-    if int(found[1]) != FORMAT:
-        raise BadManifest(f"format {int(found[1])}, this version reads {FORMAT}")
-    text = data[found.end() : -2]
-    if not data.endswith(b"}\n") or _sum(text).encode() != found[2]:
+    number, text = int(found[1]), data[found.end() : -2]
+    if not data.endswith(b"}\n") or _sum(number, text).encode() != found[2]:
         raise BadManifest("its checksum does not match")
+    if number != FORMAT:
+        raise OtherManifest(f"format {number}, this version reads {FORMAT}")
     try:
         body = json.loads(text)
         return Manifest(
@@ -251,5 +256,8 @@ def _canonical(body: Any) -> bytes:
     return json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode("ascii")
 
 
-def _sum(text: bytes) -> str:
-    return xxhash.xxh3_128_hexdigest(text)
+def _sum(number: int, text: bytes) -> str:
+    """Of the format's number too, so that a damaged number is not taken for another format; the first had none."""
+    summed = xxhash.xxh3_128(b"" if number == 1 else b"%d" % number)
+    summed.update(text)
+    return summed.hexdigest()

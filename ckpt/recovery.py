@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from transom_hpc.base.errors import CorruptCheckpoint
+from transom_hpc.base.errors import CorruptCheckpoint, OtherFormat
 from transom_hpc.ckpt import catalog, direct, housekeeping
 from transom_hpc.ckpt.agree import MEMORY, Mates, Outcome, Proposal, agree, proposals
 from transom_hpc.ckpt.fence import Fence
@@ -69,7 +69,7 @@ class Recovery:
             What was agreed.
 
         Raises:
-            StateError, CorruptCheckpoint: nothing was touched.
+            StateError, CorruptCheckpoint, OtherFormat: nothing was touched.
         """
         self._left = self._slots.left()
         held = [(item.step, item.attempt) for item in self._left if item.world_size == self._world_size]
@@ -215,15 +215,23 @@ class Recovery:
 
     def _propose(self, held: Sequence[Any]) -> list[Proposal]:
         committed = []
+        other: OtherFormat | None = None
         for step, path in catalog.folders(self._directory, self._files):
             broken = ""
             try:
                 catalog.read_checkpoint(path, self._files)
             except CorruptCheckpoint as error:
                 broken = str(error)
+            except OtherFormat as error:
+                other = error
+                continue
             except OSError:
                 pass  # each rank tries for itself, and says what it found
+            if not broken:
+                other = None
             committed.append((step, path, broken))
+        if other is not None:  # the newest one is good for another version: going on without it would lose work
+            raise other
         return proposals(committed, held)
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import xxhash
 
 from transom_hpc.ckpt.layout import Entry
 from transom_hpc.ckpt.manifest import (
     BadManifest,
     Balance,
     Manifest,
+    OtherManifest,
     Stored,
     decode,
     encode,
@@ -87,8 +89,8 @@ def test_folders() -> None:
 
 
 def test_an_older_format_is_refused_by_name() -> None:
-    with pytest.raises(BadManifest, match="format 1, this version reads 2"):
-        decode(b'{"transom_checkpoint":1,"xxh3":"","body":{}}')
+    with pytest.raises(OtherManifest, match="format 1, this version reads 2"):
+        decode(b'{"transom_checkpoint":1,"xxh3":"%s","body":{}}\n' % xxhash.xxh3_128_hexdigest(b"{}").encode())
 
 
 def test_an_entry_has_as_many_checksums_as_its_size_asks_for() -> None:

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import xxhash
 
-from transom_hpc.base.errors import CorruptCheckpoint, StateError
+from transom_hpc.base.errors import CorruptCheckpoint, OtherFormat, StateError
 from transom_hpc.ckpt import Checkpointer, SaveWarning, list_checkpoints, verify
 
 BIG = 9_000_000  # two transfers and a tail
@@ -106,6 +107,42 @@ def test_nothing_whole_is_an_error_and_touches_nothing(two: Path) -> None:
     assert caught.value.step == 2
     assert int(state["big"].max()) == 0
     assert len(list(two.glob("step-*"))) == 2, "left for a person to look at"
+
+
+def of_another_version(folder: Path) -> bytes:
+    """Make a checkpoint one of a format that is not known."""
+    was = (folder / "manifest.json").read_bytes()
+    body = was[was.index(b'"body":') + len(b'"body":') : -2]
+    text = b'{"transom_checkpoint":9,"xxh3":"%s","body":%s}\n' % (xxhash.xxh3_128_hexdigest(b"9" + body).encode(), body)
+    (folder / "manifest.json").write_bytes(text)
+    return text
+
+
+def test_what_another_version_wrote_is_refused_and_left_as_it_is(two: Path) -> None:
+    """It is not damaged: going on from the one before would lose what it holds, and putting it aside hide it."""
+    newest = two / "step-000000002"
+    text = of_another_version(newest)
+    state = fresh()
+    with Checkpointer(two) as ckpt:
+        with pytest.raises(OtherFormat, match="step-000000002 was written by another version.*format 9"):
+            ckpt.restore(state)
+        with pytest.raises(OtherFormat):
+            ckpt.save(2, at(2), block=True)
+    assert not state["big"].any()
+    assert (newest / "manifest.json").read_bytes() == text
+    with pytest.raises(OtherFormat):
+        verify(newest)
+
+
+def test_an_older_one_of_another_version_is_in_nobodys_way(two: Path) -> None:
+    text = of_another_version(two / "step-000000001")
+    state = fresh()
+    with Checkpointer(two, keep=1) as ckpt:
+        assert ckpt.restore(state) == 2
+        assert right(state, 2)
+        ckpt.save(3, at(3), block=True)
+    assert (two / "step-000000001" / "manifest.json").read_bytes() == text
+    assert [found.step for found in list_checkpoints(two)] == [3]
 
 
 def test_damage_touches_no_tensor(two: Path) -> None:

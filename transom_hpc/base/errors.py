@@ -16,6 +16,7 @@
     ├── CheckpointError              saving or restoring
     │   ├── StateError               the state has something that can't be saved, or does not fit the model
     │   ├── SaveError                a save failed; what was committed before is untouched
+    │   ├── OtherFormat              a checkpoint that another version of this package wrote
     │   └── CorruptCheckpoint        bytes on disk are not the bytes that were written
     ├── LaunchError                  the launcher can't go on
     └── LabError                     the lab did not do what it was asked
@@ -106,6 +107,10 @@ class StateError(CheckpointError, ValueError):
 
 class SaveError(CheckpointError):
     """A save failed; what was committed before is untouched. Facts: step, path."""
+
+
+class OtherFormat(CheckpointError):
+    """A checkpoint that another version of this package wrote: nothing is wrong with it. Facts: path, step."""
 
 
 class CorruptCheckpoint(CheckpointError):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from transom_hpc.base.errors import CorruptCheckpoint, RunDirError, UsageError
+from transom_hpc.base.errors import CorruptCheckpoint, OtherFormat, RunDirError, UsageError
 
 if TYPE_CHECKING:
     from transom_hpc.ckpt.catalog import Checkpoint
@@ -76,7 +76,7 @@ def read(path: Path) -> tuple[Checkpoint | None, str]:
 
     try:
         return read_checkpoint(path), ""
-    except CorruptCheckpoint as error:
+    except (CorruptCheckpoint, OtherFormat) as error:
         return None, str(error)
 
 
