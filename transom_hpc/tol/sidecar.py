@@ -104,7 +104,7 @@ class Survivor:
             return Diary(output=2)
 
 
-_FORCE_S = 3.0
+_FORCE_S = 2.0
 """Longest time from a request to leave to SIGKILL where the launcher ends the step."""
 
 
