@@ -240,6 +240,7 @@ def test_a_lost_spare_is_left_out_at_once(stage: Stage) -> None:
 
 def test_a_spare_that_is_missing_in_the_next_launch_is_left_out(stage: Stage) -> None:
     stage.keeper.start(FIRST, ("n1", "n2"), ("n3",))
+    assert stage.starts(1) == 1
     assert stage.keeper.stays(("n2", "n1"))
     stage.keeper.start(Attempt(1, 2), ("n1", "n2"), ())
     stage.keeper.look()
