@@ -17,14 +17,14 @@ from transom_hpc.base.clock import Clock, SystemClock
 from transom_hpc.base.errors import SaveError, StateError, UsageError
 from transom_hpc.ckpt import arguments, catalog, commit, fence, h5file, interval, shm, start
 from transom_hpc.ckpt import state as states
-from transom_hpc.ckpt.agree import Outcome
+from transom_hpc.ckpt.agree import MEMORY, Outcome
 from transom_hpc.ckpt.blank import Blanks
 from transom_hpc.ckpt.commit import Job
 from transom_hpc.ckpt.files import Files
 from transom_hpc.ckpt.handover import GATHERING, Handover
 from transom_hpc.ckpt.meeting import Abandoned, Alone, FileMeeting, LeftOut, Meeting
 from transom_hpc.ckpt.orders import Rank
-from transom_hpc.ckpt.pace import Pace
+from transom_hpc.ckpt.pace import Pace, Wish
 from transom_hpc.ckpt.recovery import Recovery
 from transom_hpc.ckpt.retention import Keep
 from transom_hpc.ckpt.saver import Save, Saver
@@ -58,8 +58,8 @@ class Checkpointer:
         world_size: how many there are.
         keep: how many of the newest committed checkpoints are kept; or a Keep for more than that.
         every: `step` saves each step that this divides; or "auto": as often as loses least time, to saving and to
-            failures together (see interval). That takes one rank, or ranks that agree on each step (see
-            transom_hpc.Checkpointer).
+            failures together (see interval), and between those that are written more that stay in memory. That takes
+            one rank, or ranks that agree on each step (see transom_hpc.Checkpointer).
         attempt: name of this start of the program, the same on all ranks, one that sorts after those of earlier
             starts, and one that no earlier start had. Left out: from Slurm's environment; under torchrun, and where
             there is one rank, a fresh one.
@@ -148,7 +148,9 @@ class Checkpointer:
         if every == "auto":
             mtbf = interval.mtbf_s(1) if mtbf_s is None else mtbf_s
             self._pace = Pace(self.directory, mtbf, self._files, self._clock)
-        self._learned_from: Save | None = None
+        self._learned_from: set[Save | None] = set()
+        self._wished_after: Save | None = None  # the newest save when this rank last said what it wants
+        self._asked_after: Save | None = None  # the same when it said what the ranks act on now
         self._blocking: Save | None = None  # the last one that the program waited for of its own will
         self._durable_s = 0.0  # of the newest save that was committed
         self._hooks: weakref.WeakKeyDictionary[torch.optim.Optimizer, Any] = weakref.WeakKeyDictionary()
@@ -197,35 +199,53 @@ class Checkpointer:
         self._saver.before_update()
         self._report()
         self._learn()
-        if self._is_due(step):
+        due = self._due(step)
+        if due is Wish.WRITE:
             self.save(step, state, metrics=metrics)
+        elif due is Wish.KEEP:
+            self._keep_in_memory(step, state)
         elif not self._prepared:
             self._prepare(state)
 
-    def _is_due(self, step: int) -> bool:
-        """Whether this step is to be saved. The same on all ranks."""
+    def _due(self, step: int) -> Wish:
+        """What is to be done at this step. The same on all ranks."""
         if self.every != "auto":
-            return step % self.every == 0
-        return self._wants_save()
+            return Wish.NOTHING if step % self.every else Wish.WRITE
+        wish = self._wish()
+        self._asked_after = self._wished_after
+        return wish
 
-    def _wants_save(self) -> bool:
-        """Whether the interval is over. It begins anew with that."""
-        newest = self._saver.newest
-        if self._pace is None or not self._pace.due(newest is not None and not newest.done.is_set()):
-            return False
-        self._pace.begun()
-        return True
+    def _wish(self) -> Wish:
+        """What this rank wants to be done: only rank 0 wants saves. The interval begins anew with that."""
+        self._wished_after = newest = self._saver.newest
+        pace = self._pace if self.rank == 0 else None
+        if pace is not None and pace.due(newest is not None and not newest.done.is_set()):
+            pace.begun()
+            return Wish.WRITE
+        if not self._saver.ready():
+            return Wish.NOT_YET
+        if pace is not None and pace.due_in_memory():
+            pace.begun_in_memory()
+            return Wish.KEEP
+        return Wish.NOTHING
 
     def _learn(self) -> None:
-        """What the newest save took, once it is over."""
-        save = self._saver.newest
-        if save is None or save is self._learned_from or not save.done.is_set():
-            return
-        self._learned_from = save
-        if save.error is None:
-            self._durable_s = save.ended_s - save.began_s
-            if self._pace is not None and self.rank == 0 and save is not self._blocking:
-                self._saver.later(partial(self._pace.ended, save.cost_s, self._durable_s))
+        """What the newest saves took, once they are over."""
+        for save in (self._saver.newest, self._saver.kept):
+            if save is None or save in self._learned_from or not save.done.is_set():
+                continue
+            self._learned_from = {save, *(self._learned_from & {self._saver.newest, self._saver.kept})}
+            if save.error is not None:
+                continue
+            took_s = save.ended_s - save.began_s
+            tell = self._pace if self.rank == 0 and save is not self._blocking else None
+            if save is self._saver.kept:
+                if tell is not None:
+                    self._saver.later(partial(tell.copied, save.cost_s, took_s, save.copies > 0))
+                continue
+            self._durable_s = took_s
+            if tell is not None:
+                self._saver.later(partial(tell.ended, save.cost_s, took_s))
 
     def before_update(self) -> None:
         """Say that numpy arrays of the state are about to be changed in place. Waits until what was put off is copied.
@@ -287,11 +307,11 @@ class Checkpointer:
         if newest is not None and newest.job.step == number and newest.error is None:
             return False  # under way already
         figures = arguments.figures(metrics) if self.rank == 0 else {}  # rank 0 keeps them
-        serial = self._next_serial()
-        job = Job(self.directory, number, serial, self.rank, self.world_size, self.attempt, figures, self._deadline_s)
+        job = self._next_job(number, figures)
         try:
             if commit.is_committed(job, self._files):
                 return False
+            self._saver.tried()
             walked = states.walk(state, arrays_later=self._update_told)
             save = self._saver.begin(job, walked.leaves + states.documents(walked.structure))
         except BaseException as error:
@@ -304,10 +324,7 @@ class Checkpointer:
             self._give_up(job, why, True)
             self._warn(why, by_all=True)  # rank 0 has no slot either, or hears that this one has none
             return False
-        self._arrays_put_off, self._update_told = self._update_told, False
-        for optimizer in walked.optimizers:
-            if optimizer not in self._hooks:
-                self._hooks[optimizer] = optimizer.register_step_pre_hook(_before_step(weakref.ref(self._saver)))
+        self._begun(walked)
         if self._pace is not None:
             self._pace.begun()
         save.cost_s += self._clock.now() - began_s
@@ -319,6 +336,38 @@ class Checkpointer:
                 self._saver.failed.clear()
                 raise self._as_save_error(job, save.error) from save.error
         return True
+
+    def _keep_in_memory(self, step: int, state: Any) -> None:
+        """Have a state staged and copied to neighbours, and not written. All ranks must call it for the same steps.
+
+        Never waits, and says nothing where it can't be: the next save that is written is what counts.
+        """
+        began_s = self._clock.now()
+        self._open()
+        job = self._next_job(arguments.step_number(step), {})
+        if self._saver.newest is not self._asked_after:
+            return  # the program has asked for a save since the ranks agreed on this one
+        self._saver.tried()
+        try:
+            walked = states.walk(state, arrays_later=self._update_told)
+            save = self._saver.keep(job, walked.leaves + states.documents(walked.structure))
+        except (StateError, OSError) as error:
+            log.debug("step %d is not kept: %s", step, error)
+            return
+        if save is not None:
+            self._begun(walked)
+            save.cost_s += self._clock.now() - began_s
+
+    def _next_job(self, step: int, figures: Mapping[str, float]) -> Job:
+        serial = self._next_serial()
+        return Job(self.directory, step, serial, self.rank, self.world_size, self.attempt, figures, self._deadline_s)
+
+    def _begun(self, walked: states.Walked) -> None:
+        """A state is being staged."""
+        self._arrays_put_off, self._update_told = self._update_told, False
+        for optimizer in walked.optimizers:
+            if optimizer not in self._hooks:
+                self._hooks[optimizer] = optimizer.register_step_pre_hook(_before_step(weakref.ref(self._saver)))
 
     def _failed_at_once(self, job: Job, error: OSError, block: bool) -> bool:
         failure = self._as_save_error(job, error)
@@ -428,8 +477,14 @@ class Checkpointer:
         if outcome.left_out:
             self._warn(f"restored step {outcome.step} without what does not fit: {outcome.left_out}", by_all=True)
         if self._pace is not None:
-            self._pace.rest()
+            self._pace.rest(self._is_written(outcome))
         return outcome.step
+
+    def _is_written(self, outcome: Outcome) -> bool:
+        """Whether what was restored is on disk. Only rank 0 looks, whose pace counts."""
+        if self.rank or not outcome.source.startswith(MEMORY):
+            return True
+        return any(step == outcome.step for step, _ in catalog.folders(self.directory, self._files))
 
     def _meet_to_restore(self) -> Meeting:
         serial = self._next_serial()

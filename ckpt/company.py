@@ -78,9 +78,17 @@ class Company:
             self._exchange.close()
 
     def save(self, order: Order, left: Left) -> None:
-        """A segment is whole, and about to be written. Returns at once."""
+        """A segment is whole: have it copied. Returns at once."""
         if self._neighbours is not None:
             self._neighbours.save(_whose(order), left)
+
+    def copied(self, order: Order) -> int:
+        """Wait until a segment that was saved is on its way nowhere any more.
+
+        Returns:
+            How many other hosts have it.
+        """
+        return self._neighbours.arrived(_whose(order)) if self._neighbours is not None else 0
 
     def committed(self, order: Order) -> None:
         """It is on disk."""

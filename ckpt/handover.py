@@ -130,7 +130,8 @@ class Handover:
             elif still_s >= SILENT_S:
                 claim = self._orders.claim(order.name)
                 if claim is not None:
-                    log.warning("the checkpoint server is gone: step %d is saved by the program", order.job.step)
+                    if order.write:
+                        log.warning("the checkpoint server is gone: step %d is saved by the program", order.job.step)
                     try:
                         by_ourselves()
                         return
@@ -143,6 +144,10 @@ class Handover:
                         f"{SILENT_S:g} s",
                         step=order.job.step,
                     )
+
+    def copies(self, order: Order) -> int:
+        """How many other hosts have what was carried out; asked before `finish`."""
+        return self._orders.copies(order.name)
 
     def finish(self, order: Order) -> None:
         """Wait until the server has tidied up behind a save that it has carried out, and forget the order."""

@@ -28,18 +28,26 @@ _DECADES = tuple(half / 2 for half in range(-2, 11))
 """Rates that are thought possible, as powers of ten of a middle one: half a decade apart."""
 
 WRITING_SHARE = 0.5
-"""Of the time, at most so much goes by while a save is on its way to the disk, or to the neighbours."""
+"""Of the time, at most so much goes by while a save is on its way to the disk."""
+
+COPYING_SHARE = 0.1
+"""Of the time, at most so much goes by while a save that is not written is on its way to the neighbours, over the
+network that the program uses too."""
 
 LEAST_S = 10.0
 MOST_S = 1800.0
 """Bounds of the interval. A person forgives the loss of a minute and not that of a morning, whatever is expected."""
 
 MOST_OVERHEAD = 0.01
-"""The upper bound gives way before the program stands still for more than this share of its time."""
+"""The upper bound gives way before the program stands still for more than this share of its time; and saves that are
+not written come on top of those that are by no more than that."""
 
 BEYOND_MEMORY = 0.1
 """Share of failures after which no copy in memory is left: those of two neighbours, of the job, of the whole machine.
 A guess; with copies most of what fails is one node or one process."""
+
+BEYOND_OWN_MEMORY = 0.5
+"""The same where neighbours keep no copies: then memory serves the restart of a program on the same nodes only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,23 +110,34 @@ def daly_s(cost_s: float, mtbf: float) -> float:
     return young_s(cost_s, mtbf) * (1 + x / 3 + x * x / 9) - cost_s
 
 
-def intervals(cost_s: float, durable_s: float, mtbf: float, copied_s: float | None = None) -> Intervals:
+def intervals(
+    cost_s: float, durable_s: float, mtbf: float, copied_s: float | None = None, neighbours: bool = True
+) -> Intervals:
     """How often to save.
+
+    Where neighbours keep copies, memory heals most failures, and files are for the others, which come more rarely.
+    Where they don't, files come as often as without memory, and memory only helps where the disk is slow.
 
     Args:
         cost_s: for which the program stands still for a save.
         durable_s: from the start of a save until it is committed.
         mtbf: mean time between failures of the job, in seconds.
-        copied_s: from the start of a save until neighbours have it; None where they keep no copies.
+        copied_s: from the start of a save until it is whole in memory, and neighbours have it where they keep copies;
+            None where saves that are not written can't be.
+        neighbours: whether they keep copies.
     """
+    alone = _bounded(cost_s, durable_s / WRITING_SHARE, mtbf)
     if copied_s is None:
-        both = _bounded(cost_s, durable_s, mtbf)
-        return Intervals(both, both)
-    memory = _bounded(cost_s, copied_s, mtbf)
-    return Intervals(memory, max(memory, _bounded(cost_s, durable_s, mtbf / BEYOND_MEMORY)))
+        return Intervals(alone, alone)
+    beyond = BEYOND_MEMORY if neighbours else BEYOND_OWN_MEMORY
+    memory = _bounded(cost_s, copied_s / COPYING_SHARE, mtbf / (1 - beyond))
+    memory = max(memory, min(cost_s / MOST_OVERHEAD, alone))
+    if not neighbours:
+        return Intervals(min(memory, alone), alone)
+    return Intervals(memory, max(memory, _bounded(cost_s, durable_s / WRITING_SHARE, mtbf / beyond)))
 
 
-def _bounded(cost_s: float, behind_s: float, mtbf: float) -> float:
+def _bounded(cost_s: float, least_s: float, mtbf: float) -> float:
     most = max(MOST_S, cost_s / MOST_OVERHEAD)
     best = min(max(cost_s + daly_s(cost_s, mtbf), LEAST_S), most)
-    return max(best, behind_s / WRITING_SHARE)
+    return max(best, least_s)

@@ -39,7 +39,7 @@ class Neighbours:
         self._targets = [(name, numbers[name]) for name in found.of.get(host, ()) if name in numbers]
         self._kept_for = {rank for rank, home in enumerate(roster.homes) if host in found.of.get(home, ())}
         self._complaint = found.complaint
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._busy: set[tuple[int, str]] = set()
         self._next: dict[tuple[int, str], Left] = {}
         self._problems: dict[tuple[int, str], str] = {}
@@ -62,6 +62,16 @@ class Neighbours:
                     continue
                 self._busy.add((number, whose))
             self._send(name, number, whose, left)
+
+    def arrived(self, whose: str) -> int:
+        """Wait until no copy of a rank's segments is on its way. The exchange gives up what does not move.
+
+        Returns:
+            How many hosts have its newest.
+        """
+        with self._lock:
+            self._lock.wait_for(lambda: not any((number, whose) in self._busy for _, number in self._targets))
+            return sum((number, whose) not in self._problems for _, number in self._targets)
 
     def committed(self, whose: str, step: int) -> None:
         """A step is on disk."""
@@ -88,6 +98,7 @@ class Neighbours:
             following = self._next.pop((number, whose), None)
             if following is None:
                 self._busy.discard((number, whose))
+                self._lock.notify_all()
             self.sent += not why
             # Said when it begins and when it is over, not with each save.
             before = bool(self._problems)

@@ -4,7 +4,8 @@
 
     .server                   locked by the server as long as it lives, and touched by it twice a second
     .rank.PREFIX ATTEMPT      locked by a rank's program as long as it lives
-    .order.SEGMENT.SERIAL     a save whose bytes are whole in that segment; locked by whoever works on it
+    .order.SEGMENT.SERIAL     a save whose bytes are whole in that segment, to be written or only to be copied to
+                              other hosts; locked by whoever works on it
     .answer.SEGMENT.SERIAL    how it ended
     .gathered                 for which launch the servers bring each host what its ranks need, and how far they are
 
@@ -45,6 +46,7 @@ class Order:
         keep: what is kept of what is committed.
         align_bytes, count: of the data files (see Blanks).
         writer: which writer was asked for.
+        write: whether it is to be written; else it is only copied to other hosts' memory.
     """
 
     job: Job
@@ -53,6 +55,7 @@ class Order:
     align_bytes: int
     count: int
     writer: Asked
+    write: bool = True
 
     @property
     def name(self) -> str:
@@ -129,9 +132,10 @@ class Orders:
         os.close(fd)
         return None
 
-    def answer(self, name: str, error: BaseException | None) -> None:
-        """Tell how an order ended."""
-        self._files.publish(self.folder / f"{_ANSWER}{name}", json.dumps(_facts(error)).encode())
+    def answer(self, name: str, error: BaseException | None, copies: int = 0) -> None:
+        """Tell how an order ended, and for one that is not written how many other hosts have it."""
+        said = json.dumps({**_facts(error), "copies": copies})
+        self._files.publish(self.folder / f"{_ANSWER}{name}", said.encode())
 
     def answered(self, name: str) -> tuple[bool, BaseException | None]:
         """Whether an order has ended, and what kept it from ending well."""
@@ -139,6 +143,13 @@ class Orders:
             return True, _error(json.loads(self._files.read(self.folder / f"{_ANSWER}{name}")))
         except FileNotFoundError:
             return False, None
+
+    def copies(self, name: str) -> int:
+        """How many other hosts have what was ordered, as it was answered; 0 where it was not."""
+        try:
+            return int(json.loads(self._files.read(self.folder / f"{_ANSWER}{name}"))["copies"])
+        except FileNotFoundError:
+            return 0
 
     def forget(self, name: str) -> None:
         """Remove an order, and its answer."""
@@ -242,7 +253,7 @@ def decode(data: bytes) -> Order:
     """
     value = json.loads(data)
     job = Job(**{**value["job"], "directory": Path(value["job"]["directory"])})
-    return Order(job, value["segment"], Keep(**value["keep"]), value["align_bytes"], value["count"], value["writer"])
+    return Order(**{**value, "job": job, "keep": Keep(**value["keep"])})
 
 
 def hold(path: Path, files: Files) -> int | None:

@@ -1,5 +1,6 @@
 """The background of saving: stages states into slots, and has them written and committed one after the other: by the
-node's checkpoint server where one lives, else here.
+node's checkpoint server where one lives, else here. Some are not written: they stay in their slot, and the server
+copies them to neighbours.
 
 Knows nothing of policies: what fails is kept until someone asks.
 """
@@ -32,10 +33,13 @@ from transom_hpc.ckpt.writers import Writers
 
 log = logging.getLogger("transom_hpc.ckpt")
 
+KEPT_S = 2.0
+"""Longest wait for a save that is not written: of one that is and needs its slot, and at the end."""
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, eq=False)
 class Save:
-    """A save on its way.
+    """A save on its way, to files or only to memory.
 
     Args:
         job: what it is.
@@ -46,6 +50,8 @@ class Save:
         ended_s: when that was.
         cost_s: how long the program stood still for it, as far as it has got.
         error: why it failed.
+        whole: whether all its bytes are in memory, once it is over.
+        copies: how many other hosts have it, where it is not written.
     """
 
     job: Job
@@ -56,6 +62,8 @@ class Save:
     ended_s: float = 0.0
     cost_s: float = 0.0
     error: BaseException | None = None
+    whole: bool = False
+    copies: int = 0
 
     def is_whole(self) -> bool:
         """Whether all its bytes lie in a segment, proven not to be torn; waits until that is known."""
@@ -99,13 +107,32 @@ class Saver:
         self._handover = handover
         self._say = say
         self._saving = Errands("transom-save")
+        self._keeping = Errands("transom-keep")  # apart, so that nothing that is to be written waits for a neighbour
         self._staging = Errands("transom-copy")
-        self._copying: staging.Staged | None = None
+        self._copying: Save | None = None
         self._restless: set[str] = set()
         self._closed = False
+        self._tried = False
+        self._latest: Save | None = None
         self.newest: Save | None = None
+        """Of those that are written."""
+        self.kept: Save | None = None
+        """The newest of those that are not."""
         self.failed: deque[Save] = deque()
         self.last_step: int | None = None
+
+    def tried(self) -> None:
+        """A save is tried: until one is begun, what memory holds is not what it is to hold."""
+        self._tried, self._latest = True, None
+
+    def ready(self) -> bool:
+        """Whether a save may be begun that is not written: it takes the place of the older of two steps, so the newer
+        one must be whole, and nothing may be under way."""
+        return not self._tried or (
+            self._latest is not None
+            and self._latest.whole
+            and all(save is None or save.done.is_set() for save in (self.newest, self.kept))
+        )
 
     def begin(self, job: Job, leaves: Sequence[Leaf]) -> Save | None:
         """Stage a state and have it written.
@@ -117,11 +144,10 @@ class Saver:
             OSError: the staging folder failed.
         """
         began_s = self._clock.now()
-        self.before_update()
-        for leaf in leaves:
-            if leaf.name in self._restless:
-                leaf.lazy = False
-        segment, why = self._slots.take(staging.size(leaves) + _table_bytes(leaves))
+        nbytes = self._ahead_of(leaves)
+        segment, why = self._slots.take(nbytes)
+        if segment is None and not why and self.kept is not None and self.kept.done.wait(KEPT_S):
+            segment, why = self._slots.take(nbytes)  # what is not written makes way
         if segment is None and not why:
             return None
         if segment is None:
@@ -130,15 +156,45 @@ class Saver:
             self._enqueue(save)
             save.done.wait()
             return save
+        save = self._stage(job, leaves, segment, began_s)
+        self._enqueue(save)
+        return save
+
+    def keep(self, job: Job, leaves: Sequence[Leaf]) -> Save | None:
+        """Stage a state that is not written: it stays in its slot, and neighbours get copies.
+
+        Returns:
+            The save; None where no slot can be had but the one with the newest step.
+
+        Raises:
+            OSError: the staging folder failed.
+        """
+        began_s = self._clock.now()
+        segment, why = self._slots.take(self._ahead_of(leaves), sparing=True)
+        if segment is None:
+            log.debug("step %d is not kept: %s", job.step, why or "both slots are in use")
+            return None
+        save = self._stage(job, leaves, segment, began_s)
+        self.kept = self._latest = save
+        self._keeping.send(partial(self._run_kept, save))
+        return save
+
+    def _ahead_of(self, leaves: Sequence[Leaf]) -> int:
+        """What comes before staging; returns the bytes that a slot is to have."""
+        self.before_update()
+        for leaf in leaves:
+            if leaf.name in self._restless:
+                leaf.lazy = False
+        return staging.size(leaves) + _table_bytes(leaves)
+
+    def _stage(self, job: Job, leaves: Sequence[Leaf], segment: Segment, began_s: float) -> Save:
         try:
             staged = staging.Staged(leaves, segment, job.step, self._declare(segment, job))
             staged.begin()
         except BaseException:
             self._slots.give(segment)
             raise
-        self._copying = staged
-        save = Save(job, staged, segment, began_s)
-        self._enqueue(save)
+        self._copying = save = Save(job, staged, segment, began_s)
         self._staging.send(staged.background)
         return save
 
@@ -152,14 +208,13 @@ class Saver:
     def before_update(self) -> None:
         """Return when everything that was put off is copied. Called before an optimizer changes anything, and whenever
         the program is heard of."""
-        staged = self._copying
-        if staged is not None:
+        save = self._copying
+        if save is not None and isinstance(save.source, staging.Staged):
             began_s = self._clock.now()
-            staged.copied()
-            staged.check()  # whichever thread it is (backward passes have some of their own), it is about to change all
+            save.source.copied()
+            save.source.check()  # whichever thread it is (backward passes have some of their own), it is to change all
             self._copying = None
-            if self.newest is not None:
-                self.newest.cost_s += self._clock.now() - began_s
+            save.cost_s += self._clock.now() - began_s
 
     def later(self, job: Callable[[], None]) -> None:
         """Have something small done in the background."""
@@ -167,11 +222,11 @@ class Saver:
 
     def distrust(self, why: str) -> None:
         """What is being copied may have been changed: that save fails."""
-        if self._copying is not None:
-            self._copying.distrust(why)
+        if self._copying is not None and isinstance(self._copying.source, staging.Staged):
+            self._copying.source.distrust(why)
 
     def idle(self, timeout_s: float | None = None) -> bool:
-        """Wait until nothing is under way. Every part of a save has a deadline of its own.
+        """Wait until nothing that is written is under way. Every part of a save has a deadline of its own.
 
         Returns:
             Whether it came to that within the time.
@@ -186,6 +241,7 @@ class Saver:
         self._closed = True
         self.before_update()
         if self._saving.close(timeout_s):
+            self._keeping.close(KEPT_S if timeout_s is None else min(timeout_s, KEPT_S))
             self._staging.close(timeout_s)
             if self.newest is not None and self.newest.job.rank == 0:
                 sweep(self.newest.job, self._files)
@@ -197,7 +253,7 @@ class Saver:
         return whole
 
     def _enqueue(self, save: Save) -> None:
-        self.newest = save
+        self.newest = self._latest = save
         self._saving.send(partial(self._run, save))
 
     def _run(self, save: Save) -> None:
@@ -227,22 +283,48 @@ class Saver:
         elif save.error is None and save.job.rank == 0:
             tidy(save.job, self._keep, self._fence, self._files)
 
-    def _order(self, job: Job, segment: Segment) -> Order:
+    def _run_kept(self, save: Save) -> None:
+        """One save that is not written, in its background thread. Nobody is told when it fails: what is written counts,
+        and the next one may be better."""
+        order: Order | None = None
+        try:
+            if save.is_whole() and self._handover.possible():
+                assert save.segment is not None
+                order = self._order(save.job, save.segment, False)
+                self._handover.carry_out(order, lambda: None)  # a server that is gone makes no copy
+                save.copies = self._handover.copies(order)
+            save.source.confirm()
+        except BaseException as error:  # in a thread of its own, whose edge this is
+            if isinstance(error, Silent):
+                self._drop(save)
+            save.error = error
+            log.debug("step %d is not kept: %s", save.job.step, error)
+        finally:
+            self._let_go(save)
+            save.ended_s = self._clock.now()
+            save.done.set()
+        if order is not None:
+            self._handover.finish(order)
+
+    def _order(self, job: Job, segment: Segment, write: bool = True) -> Order:
         blanks = self._blanks
-        return Order(job, segment.path.name, self._keep, blanks.align_bytes, blanks.count, self._writers.asked)
+        return Order(job, segment.path.name, self._keep, blanks.align_bytes, blanks.count, self._writers.asked, write)
 
     def _commit(self, save: Save) -> None:
         commit.commit(save.job, save.source, self._writers, self._blanks, self._fence, self._files, self._clock)
 
     def _abandon(self, save: Save, error: Silent) -> None:
         """The other ranks need not wait, and what the server may still read must not change."""
-        assert save.segment is not None
-        self._slots.drop(save.segment)
-        save.segment = None
+        self._drop(save)
         try:
             commit.meet(save.job, self._files, self._clock).give_up(str(error))
         except OSError as told:
             log.warning("other ranks could not be told that %s: %s", error, told)
+
+    def _drop(self, save: Save) -> None:
+        assert save.segment is not None
+        self._slots.drop(save.segment)
+        save.segment = None
 
     def _let_go(self, save: Save) -> None:
         """The slot may be used again when nothing copies into it any more."""
@@ -251,6 +333,7 @@ class Saver:
             # What the program changes by itself is not put off another time.
             self._restless |= save.source.changed
         if save.segment is not None:
+            save.whole = save.segment.header() is not None
             self._slots.give(save.segment)
 
 

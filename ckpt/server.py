@@ -1,4 +1,5 @@
-"""The checkpoint server of a node: carries out the saves that programs of this node have staged, one thread a save.
+"""The checkpoint server of a node: carries out the saves that programs of this node have staged, one thread a save:
+writes them, or has them copied to other hosts only.
 
 The program only stages; its death does not stop a save that it has ordered, and the server's death does not lose one:
 the order lies in the shared memory of both (see orders), and the next server takes it up. `python -m
@@ -190,22 +191,27 @@ class Server:
             error: BaseException | None = None
             order: Order | None = None
             left: Left | None = None
+            copies = 0
             try:
                 order = orders.decode(claim.order)
                 left = self._find(order)
                 if self._company is not None:
                     self._company.save(order, left)
-                self._carry_out(order, left)
+                if order.write:
+                    self._carry_out(order, left)
+                elif self._company is not None:
+                    copies = self._company.copied(order)
             except BaseException as found:  # the program that asked for it reports it
                 log.info("%s: %s: %s", name, type(found).__name__, found)
                 error = found
-            self._orders.answer(name, error)
-            if error is None and order is not None and self._company is not None:
+            self._orders.answer(name, error, copies)
+            written = error is None and order is not None and order.write
+            if written and order is not None and self._company is not None:
                 self._company.committed(order)
             del left  # giving its memory back takes time that nobody should wait for
             if not self._files.exists(self._path / name.rpartition(".")[0]):
                 self._orders.forget(name)  # its program is dead, or has given us up
-            if error is None and order is not None and order.job.rank == 0:
+            if written and order is not None and order.job.rank == 0:
                 tidy(order.job, order.keep, Fence(order.job.directory, order.job.attempt, self._files), self._files)
         except OSError as error:
             log.info("%s can't be answered: %s", name, error)  # the folder has gone

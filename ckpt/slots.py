@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
 import logging
 import threading
@@ -107,6 +108,8 @@ class Slots:
         self._local_ranks = local_ranks
         self._lock = threading.Condition()
         self._free = [Segment(self._path(number), files) for number in range(SLOTS)]
+        self._taken: dict[Segment, int] = {}
+        self._count = itertools.count(1)
         self._busy = 0
         self._preparing = 0
 
@@ -118,11 +121,12 @@ class Slots:
     def _path(self, number: int) -> Path:
         return self._folder.path / f"{self.prefix}{self._attempt}.{number}"
 
-    def take(self, nbytes: int) -> tuple[Segment | None, str]:
+    def take(self, nbytes: int, sparing: bool = False) -> tuple[Segment | None, str]:
         """A slot with room, the one that was used longest ago first. Waits for one that is just being made ready.
 
         Args:
             nbytes: room that is needed.
+            sparing: never the slot that holds the newest whole step.
 
         Returns:
             The slot; or None and why the memory is not there; or None and an empty text where both are in use.
@@ -133,22 +137,34 @@ class Slots:
         why = ""
         with self._lock:
             while True:
+                newest = self._newest() if sparing else None
                 for segment in self._free:
+                    if segment is newest:
+                        why = why or "the other slot holds the newest step"
+                        continue
                     why = self._fits(segment, nbytes)
                     if not why:
                         self._free.remove(segment)
                         self._busy += 1
+                        self._taken[segment] = next(self._count)
                         return segment, ""
                 if not self._preparing:
                     # One slot that fits is enough to go on: wait for it rather than hold the program up.
                     return None, "" if self._busy else why
                 self._lock.wait()
 
+    def _newest(self) -> Segment | None:
+        """The free slot that holds the newest whole step."""
+        held = {segment: segment.header() for segment in self._free if segment.capacity}
+        steps = {segment: (head.attempt, head.step) for segment, head in held.items() if head is not None}
+        return max(steps, key=steps.__getitem__, default=None)
+
     def give(self, segment: Segment) -> None:
         """The save that used it is over."""
         with self._lock:
             self._busy -= 1
             self._free.append(segment)
+            self._free.sort(key=lambda free: self._taken.get(free, 0))  # one that was begun later may be over first
 
     def drop(self, segment: Segment) -> None:
         """The save that used it is over, and somebody may still read it: its memory goes when that one lets go."""

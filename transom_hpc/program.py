@@ -19,11 +19,12 @@ from transom_hpc.agreement import Agreement, find_agreement, say_to_all
 from transom_hpc.base.clock import SystemClock
 from transom_hpc.base.errors import SaveError, UsageError
 from transom_hpc.ckpt import interval
+from transom_hpc.ckpt.pace import Wish
 from transom_hpc.monitors.heartbeat import HeartbeatWriter
 from transom_hpc.tol.events import EXIT_STOPPED
 
-_SAVE, _STOP = 1, 2
-"""What a rank may want of all. The larger one is what they do."""
+_STOP = max(Wish) + 1
+"""What a rank may want of all, beside saves (see Wish). The largest one is what they do."""
 
 _EVERY_IF_APART = 100
 """Steps between saves where ranks can't agree on what rank 0 decides."""
@@ -66,7 +67,7 @@ class Checkpointer(ckpt.Checkpointer):
         self._stop_asked = False
         self._agreement: Agreement | None = None
         self._agreement_sought = False
-        self._save_agreed = False  # for this step
+        self._agreed = Wish.NOTHING  # for this step
         self._leave_s: float | None = None  # that the program has, once it is asked to stop
 
     @classmethod
@@ -192,7 +193,7 @@ class Checkpointer(ckpt.Checkpointer):
         before = time.monotonic()
         if agreed == _STOP:
             self._leave(step, state)
-        self._save_agreed = agreed == _SAVE
+        self._agreed = Wish(agreed)
         super().step(step, state, **metrics)
         if self._heartbeat is not None:
             stall_s = time.monotonic() - before
@@ -205,15 +206,17 @@ class Checkpointer(ckpt.Checkpointer):
         """What all ranks do at this step, as they said at the one before: the most that any wanted."""
         if self._agreement is None:
             return 0
+        self._asked_after = self._wished_after  # what is heard now was said a step ago
         if self._wanted():
             return self._agreement.exchange(_STOP)
-        wants_save = self.rank == 0 and self.every == "auto" and self._wants_save()
-        return self._agreement.exchange(_SAVE if wants_save else 0)
+        return self._agreement.exchange(self._wish() if self.every == "auto" else Wish.NOTHING)
 
-    def _is_due(self, step: int) -> bool:
+    def _due(self, step: int) -> Wish:
         if self.every != "auto":
-            return super()._is_due(step)
-        return self._save_agreed if self._agreement is not None else step % _EVERY_IF_APART == 0
+            return super()._due(step)
+        if self._agreement is not None:
+            return self._agreed
+        return Wish.NOTHING if step % _EVERY_IF_APART else Wish.WRITE
 
     def _check_lead(self) -> None:
         """Warn, once, where a stop would come to its end before the save that it asks for."""

@@ -138,7 +138,7 @@ def test_every_way_that_torch_has(directory: Path, gate: threading.Event, name: 
         ckpt.save(1, {"m": model, "o": optimizer})
         if when == "after the copy":
             assert ckpt._saver._copying is not None
-            ckpt._saver._copying.copied()
+            ckpt._saver._copying.source.copied()
         with torch.no_grad():
             change(model.weight)
         gate.set()

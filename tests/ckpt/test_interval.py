@@ -76,17 +76,36 @@ def test_by_hand() -> None:
     assert intervals(1.0, 3.0, 264 * DAY).disk == interval.MOST_S
     assert intervals(60.0, 90.0, 264 * DAY).disk == 6000.0, "half an hour would cost three per cent of the time"
     tiers = intervals(1.0, 100.0, 8 * HOUR, copied_s=2.0)
-    assert tiers.memory == pytest.approx(1 + daly_s(1.0, 8 * HOUR))
+    assert tiers.memory == pytest.approx(1 + daly_s(1.0, 8 * HOUR / 0.9)), "what memory heals comes more rarely"
     assert tiers.disk == pytest.approx(1 + daly_s(1.0, 80 * HOUR))
+    assert intervals(1.0, 100.0, 8 * HOUR, copied_s=60.0).memory == 600.0, "a tenth of the time on the network"
+    assert intervals(1e-3, 0.1, 8 * HOUR, copied_s=0.1).memory == interval.LEAST_S
+    often = intervals(10.0, 20.0, HOUR, copied_s=12.0)
+    assert often.memory == pytest.approx(10 + daly_s(10.0, HOUR / 0.9)), "a hundredth is too little here: 17 minutes"
+    assert intervals(1.0, 3.0, 8 * HOUR, 2.0, neighbours=False).disk == intervals(1.0, 3.0, 8 * HOUR).disk
+    own = intervals(1.0, 600.0, 8 * HOUR, 2.0, neighbours=False)
+    assert own == Intervals(pytest.approx(1 + daly_s(1.0, 16 * HOUR)), 1200.0), (
+        "own memory helps where the disk is slow"
+    )
+
+
+@given(costs, durations, durations, mtbfs, some.booleans())
+def test_saves_in_memory_cost_little(cost: float, durable: float, copied: float, mtbf: float, neighbours: bool) -> None:
+    """A hundredth of the time at most, or no more than is spent without them."""
+    alone = intervals(cost, durable, mtbf).disk
+    found = intervals(cost, durable, mtbf, copied, neighbours)
+    assert cost / found.memory <= max(interval.MOST_OVERHEAD, cost / alone) * (1 + 1e-9)
+    if found.memory < found.disk:
+        assert copied / found.memory <= interval.COPYING_SHARE * (1 + 1e-9)
 
 
 @given(costs, durations, mtbfs, some.none() | durations)
 def test_bounds(cost: float, durable: float, mtbf: float, copied: float | None) -> None:
     found = intervals(cost, durable, mtbf, copied)
-    for seconds, behind in ((found.disk, durable), (found.memory, durable if copied is None else copied)):
-        assert seconds >= max(interval.LEAST_S, behind / interval.WRITING_SHARE)
+    assert found.disk >= max(interval.LEAST_S, durable / interval.WRITING_SHARE)
+    assert found.memory >= max(interval.LEAST_S, (copied or 0) / interval.COPYING_SHARE)
     assert found.memory <= found.disk
-    slowest = max(durable, copied or 0) / interval.WRITING_SHARE
+    slowest = max(durable / interval.WRITING_SHARE, (copied or 0) / interval.COPYING_SHARE)
     assert found.disk <= max(slowest, interval.MOST_S, cost / interval.MOST_OVERHEAD)
 
 

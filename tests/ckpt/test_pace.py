@@ -59,8 +59,59 @@ def test_the_first_save_comes_early_and_the_others_as_was_measured(tmp_path: Pat
     assert not pace.due(False)
     clock.sleep(1.1)
     assert pace.due(False)
-    pace.rest()
+    pace.rest(True)
     assert not pace.due(False), "restored: nothing could be lost"
+
+
+def test_between_saves_that_are_written_come_some_that_are_not(tmp_path: Path, clock: Time) -> None:
+    pace = new(tmp_path, clock)
+    clock.sleep(interval.LEAST_S)
+    assert not pace.due_in_memory(), "the first one is written"
+    pace.begun()
+    pace.ended(0.01, 30.0)
+    assert not pace.due_in_memory()
+    clock.sleep(interval.LEAST_S)
+    assert pace.due_in_memory(), "early, to be measured"
+    pace.begun_in_memory()
+    assert not pace.due_in_memory()
+    pace.copied(0.01, 0.5, True)
+    expected = interval.intervals(0.01, 30.0, 8 * HOUR, 0.5, True)
+    assert (pace.memory_s, pace.interval_s) == (expected.memory, expected.disk)
+    assert expected.memory < expected.disk / 2
+    times, until = [], clock.now() + 2 * expected.disk
+    last = clock.now()
+    while clock.now() < until:
+        if pace.due(False):
+            pace.begun()
+            times.append(("written", clock.now() - last))
+        elif pace.due_in_memory():
+            pace.begun_in_memory()
+            times.append(("kept", clock.now() - last))
+        else:
+            clock.sleep(0.5)
+            continue
+        last = clock.now()
+    assert [kind for kind, _ in times].count("written") == 2
+    assert all(after >= expected.memory / 2 for _, after in times), "never right before one that is written"
+    assert [after for kind, after in times if kind == "kept"] == pytest.approx(
+        [expected.memory] * (len(times) - 2), abs=1
+    )
+    assert len(times) >= 5
+    again = new(tmp_path, clock)
+    assert (again.learned, again.memory_s) == (pace.learned, pace.memory_s)
+
+
+def test_what_was_restored_from_memory_only_is_written_at_once(tmp_path: Path, clock: Time) -> None:
+    """So that faults that come again and again are counted from where the run has come to."""
+    pace = new(tmp_path, clock)
+    pace.ended(0.01, 30.0)
+    pace.rest(True)
+    assert not pace.due(False)
+    pace.rest(False)
+    assert pace.due(False)
+    assert not pace.due_in_memory()
+    pace.begun()
+    assert not pace.due(False)
 
 
 def test_it_adapts(tmp_path: Path, clock: Time) -> None:
@@ -93,7 +144,14 @@ def test_what_was_learned_is_kept(tmp_path: Path, clock: Time) -> None:
     assert again.interval_s == pace.interval_s
     clock.sleep(interval.LEAST_S)
     assert not again.due(False), "a restarted program does not begin with a guess"
-    for broken in ("", "{}", '{"cost_s": -1, "durable_s": 2}', '{"cost_s": "x", "durable_s": 2}', "[]"):
+    for broken in (
+        "",
+        "{}",
+        '{"cost_s": -1, "durable_s": 2}',
+        '{"cost_s": "x", "durable_s": 2}',
+        "[]",
+        '{"cost_s": 1, "durable_s": 2, "copied_s": -1}',
+    ):
         (tmp_path / RECORD).write_text(broken)
         assert new(tmp_path, clock).learned is None
 

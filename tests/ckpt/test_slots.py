@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from transom_hpc.ckpt.files import Files
-from transom_hpc.ckpt.shm import Folder
+from transom_hpc.ckpt.shm import Folder, Segment
 from transom_hpc.ckpt.slots import Slots
 
 
@@ -32,6 +32,47 @@ def test_no_more_than_two(slots: Slots) -> None:
     assert slots.take(1000) == (first, "")
     slots.give(first)
     slots.give(second)
+
+
+def whole(slots: Slots, step: int) -> Segment:
+    segment, _ = slots.take(200_000)
+    assert segment is not None
+    segment.forget()
+    segment.declare_whole(step, "A1", 100_000, slots.table((), ()))
+    return segment
+
+
+def test_the_newest_is_spared(slots: Slots) -> None:
+    """Also where the other one is used or can't be had."""
+    older, newer = whole(slots, 5), whole(slots, 6)
+    slots.give(older)
+    slots.give(newer)
+    assert slots.take(200_000, sparing=True)[0] is older
+    assert slots.take(200_000, sparing=True) == (None, "")
+    slots.give(older)
+    newer.forget()  # as a save that has failed leaves it
+    assert slots.take(200_000, sparing=True)[0] is newer
+    slots.give(newer)
+    assert slots.take(200_000)[0] is older, "it was used longest ago"
+
+
+def test_one_slot_is_none_to_spare(staging: Path, directory: Path) -> None:
+    folder = Folder(staging, False, Files())
+    folder.open()
+    narrow = Slots(folder, directory, 0, 1, "A1", Files(), 300_000, 1)
+    only = whole(narrow, 5)
+    narrow.give(only)
+    assert narrow.take(200_000, sparing=True)[0] is None
+    assert narrow.take(200_000)[0] is only
+    narrow.close()
+    folder.close()
+
+
+def test_the_one_that_was_begun_later_is_used_later(slots: Slots) -> None:
+    older, newer = whole(slots, 5), whole(slots, 6)
+    slots.give(newer)
+    slots.give(older)
+    assert slots.take(200_000)[0] is older
 
 
 def test_one_that_is_being_made_ready_is_waited_for(slots: Slots) -> None:

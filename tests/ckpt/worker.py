@@ -27,7 +27,7 @@ import xxhash
 import transom_hpc.ckpt.checkpointer  # noqa: F401  (loaded before the fork)
 from transom_hpc.base.clock import SystemClock
 from transom_hpc.base.errors import SaveError, StateError
-from transom_hpc.ckpt import Checkpointer, rng_state
+from transom_hpc.ckpt import Checkpointer, interval, rng_state
 from transom_hpc.ckpt.server import Server
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -216,6 +216,38 @@ def dies(facts: dict[str, Any]) -> Any:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def keeps(facts: dict[str, Any]) -> Any:
+    """Go on from what is there; with `die`, be killed when a step is in memory that is not written. Tell the end."""
+    interval.LEAST_S, interval.MOST_OVERHEAD = 0.05, 1e9
+    interval.intervals = lambda *_: interval.Intervals(0.05, 1000.0)
+    logging.basicConfig(level=logging.DEBUG)
+    torch.manual_seed(0)
+    model = torch.nn.Linear(300, 300)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    state = {"model": model, "optimizer": optimizer, "own": np.zeros(1000)}
+    with make({**facts, "every": "auto"}) as ckpt:
+        start = ckpt.restore(state)
+        for step in range(start + 1, 100_000 if facts.get("die") else facts["until"] + 1):
+            model(torch.full((4, 300), float(step))).square().mean().backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad()
+            state["own"] += step
+            time.sleep(0.002)
+            ckpt.step(step, state)
+            kept = ckpt._saver.kept
+            if facts.get("die") and kept is not None and kept.whole and kept.job.step > (ckpt.last_committed or 0):
+                print(json.dumps({"start": start, "kept": kept.job.step, "last": ckpt.last_committed}), flush=True)
+                os.kill(os.getpid(), signal.SIGKILL)
+        source = ckpt.restored.source if ckpt.restored else ""
+        found = {
+            "start": start,
+            "source": source,
+            "digest": digest(*model.parameters(), torch.from_numpy(state["own"])),
+        }
+        ckpt.wait()
+        return {**found, "last": ckpt.last_committed}
+
+
 def lives(facts: dict[str, Any]) -> Any:
     """Restore what `dies` left, from wherever."""
     state = numbers(0)
@@ -223,7 +255,30 @@ def lives(facts: dict[str, Any]) -> Any:
         start = ckpt.restore(state)
     wanted = numbers(start)
     right = all(torch.equal(torch.as_tensor(state[k]), torch.as_tensor(wanted[k])) for k in wanted)
-    return {"start": start, "right": right}
+    assert ckpt.restored is not None
+    return {"start": start, "right": right, "source": ckpt.restored.source}
+
+
+class Distant:
+    """Other hosts, to whom nothing comes as long as the file at `far` is there."""
+
+    is_on_a_spare = False
+
+    def __init__(self, far: Path) -> None:
+        self._far = far
+
+    def begin(self, folder: Path) -> None: ...
+
+    def close(self) -> None: ...
+
+    def save(self, order: Any, left: Any) -> None: ...
+
+    def committed(self, order: Any) -> None: ...
+
+    def copied(self, order: Any) -> int:  # noqa: ARG002
+        while self._far.exists():
+            time.sleep(0.01)
+        return 1
 
 
 class Gated(Faulty):
@@ -241,7 +296,8 @@ def serve_saves(facts: dict[str, Any]) -> Any:
     """The checkpoint server of a node."""
     hand = Gated(facts.get("at"), facts.get("fault", 0), Path(facts["directory"]))
     hand.gate = Path(facts.get("gate", hand.gate))
-    server = Server(Path(facts["shm"]), hand, SystemClock())
+    company: Any = Distant(Path(facts["far"])) if "far" in facts else None
+    server = Server(Path(facts["shm"]), hand, SystemClock(), company=company)
     signal.signal(signal.SIGTERM, lambda *_: setattr(server, "leaving", True))
     return server.serve()
 
