@@ -61,6 +61,7 @@ class Recovery:
         self._here: dict[int, list[Left]] | None = None
         self._candidate: Candidate | None = None
         self._sharing: Sharing | None = None
+        self._own_source = ""  # where this rank has it from, when that is not what all agreed on
 
     def run(self, meeting: Meeting) -> Outcome:
         """Restore. All ranks must call it.
@@ -103,7 +104,7 @@ class Recovery:
         log.info(
             "restored step %d from %s: %d bytes, for which %d were read here and %d by others of this host",
             outcome.step,
-            outcome.source,
+            self._own_source or outcome.source,
             needed,
             read,
             handed,
@@ -112,7 +113,8 @@ class Recovery:
             meeting.tell("taken", True)
             if self._rank == 0:
                 meeting.hear_all("taken")
-        return replace(outcome, needed_bytes=needed, read_bytes=read, handed_bytes=handed)
+        source = self._own_source or outcome.source
+        return replace(outcome, source=source, needed_bytes=needed, read_bytes=read, handed_bytes=handed)
 
     def _room(self, nbytes: int) -> memoryview | None:
         return direct.room(nbytes) if self._slots.allow(nbytes) else None
@@ -125,7 +127,17 @@ class Recovery:
             group = self._slots.prefix.partition("-rank-")[0]
             company = Company(self._slots.path, group, mates.token, self._rank, mates.ranks)
             self._sharing = Sharing(company, self._files, self._slots.allow)
-        self._candidate = candidate = Candidate(
+        self._own_source = ""
+        if proposal.source.startswith(MEMORY):
+            return self._examine_memory(self._new_candidate(None), proposal).to_json()
+        try:
+            return self._examine_file(proposal).to_json()
+        finally:
+            if self._sharing is not None:
+                self._sharing.tell({})  # it takes no part, unless it has
+
+    def _new_candidate(self, sharing: Sharing | None) -> Candidate:
+        self._candidate = Candidate(
             self._state,
             self._rank,
             self._world_size,
@@ -133,24 +145,30 @@ class Recovery:
             self._unpickle,
             self._files,
             self._room,
-            self._sharing,
+            sharing,
         )
-        if proposal.source.startswith(MEMORY):
-            return self._examine_memory(candidate, proposal).to_json()
-        try:
-            return self._examine_file(candidate, proposal).to_json()
-        finally:
-            if self._sharing is not None:
-                self._sharing.tell({})  # it takes no part, unless it has
+        return self._candidate
 
-    def _examine_file(self, candidate: Candidate, proposal: Proposal) -> Found:
+    def _examine_file(self, proposal: Proposal) -> Found:
+        """What the file holds; from this rank's own memory where it is the same, though others have lost theirs."""
         try:
             found = catalog.read_checkpoint(self._directory / proposal.source, self._files)
         except CorruptCheckpoint as error:
             return Found(faults=[str(error)])
         except OSError as error:
             return Found(unreadable=str(error))
-        return candidate.examine_file(found)
+        named = found.step, found.manifest.attempt, found.manifest.world_size
+        own = next((i for i in self._left if (i.step, i.attempt, i.world_size) == named), None)
+        if own is None or own.world_size != self._world_size:
+            return self._new_candidate(self._sharing).examine_file(found)
+        if self._sharing is not None:
+            self._sharing.tell({})  # others need not wait for this rank
+        said = self._examine_segments(self._new_candidate(None), {self._rank: own}, own.world_size)
+        if said.good:
+            self._own_source = f"{MEMORY}{own.attempt}"
+            return said
+        log.warning("step %d of this host's memory is not what was saved and is read from its file", own.step)
+        return self._new_candidate(None).examine_file(found)
 
     def _examine_memory(self, candidate: Candidate, proposal: Proposal) -> Found:
         """First this rank's own segment; where the state is cut otherwise now, those of all ranks, if they are here."""

@@ -124,6 +124,19 @@ def test_memory_of_one_rank_of_three(ranks: Any, left: Left) -> None:
         assert all(said["right"] for said in done.said), name
 
 
+@pytest.mark.parametrize("left", [RANKS], indirect=True)
+def test_ranks_that_have_their_memory_take_it_where_others_read_the_file(ranks: Any, left: Left) -> None:
+    """Step 4 is nowhere whole; of step 2, which is in the file, one rank's memory has gone and another's is spoilt."""
+    for rank in range(RANKS):
+        left.segment(rank).unlink()
+    left.segment(0, 2).unlink()
+    flip(left.segment(1, 2), HEADER_BYTES + 100)
+    done = ranks("lives", RANKS, "A2", directory=left.directory)
+    assert done.codes == [0] * RANKS, done.errors
+    assert all(said["start"] == 2 and said["right"] for said in done.said)
+    assert [said["source"] for said in done.said] == ["step-000000002", "step-000000002", "memory:A1"]
+
+
 def test_files_of_four_ranks(ranks: Any, directory: Path, tmp_path: Path) -> None:
     assert ranks("arrays", 4, "A1", directory=directory, total=4).codes == [0] * 4
     kept = tmp_path / "kept"
