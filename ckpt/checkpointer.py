@@ -149,8 +149,8 @@ class Checkpointer:
             mtbf = interval.mtbf_s(1) if mtbf_s is None else mtbf_s
             self._pace = Pace(self.directory, mtbf, self._files, self._clock)
         self._learned_from: set[Save | None] = set()
-        self._wished_after: Save | None = None  # the newest save when this rank last said what it wants
-        self._asked_after: Save | None = None  # the same when it said what the ranks act on now
+        self._wished_after = 0  # saves that had been tried when this rank last said what it wants
+        self._asked_after = 0  # the same when it said what the ranks act on now
         self._blocking: Save | None = None  # the last one that the program waited for of its own will
         self._durable_s = 0.0  # of the newest save that was committed
         self._hooks: weakref.WeakKeyDictionary[torch.optim.Optimizer, Any] = weakref.WeakKeyDictionary()
@@ -217,7 +217,7 @@ class Checkpointer:
 
     def _wish(self) -> Wish:
         """What this rank wants to be done: only rank 0 wants saves. The interval begins anew with that."""
-        self._wished_after = newest = self._saver.newest
+        newest, self._wished_after = self._saver.newest, self._saver.tries
         pace = self._pace if self.rank == 0 else None
         if pace is not None and pace.due(newest is not None and not newest.done.is_set()):
             pace.begun()
@@ -345,8 +345,8 @@ class Checkpointer:
         began_s = self._clock.now()
         self._open()
         job = self._next_job(arguments.step_number(step), {})
-        if self._saver.newest is not self._asked_after:
-            return  # the program has asked for a save since the ranks agreed on this one
+        if self._saver.tries != self._asked_after:
+            return  # there was another save since the ranks said that they are ready
         self._saver.tried()
         try:
             walked = states.walk(state, arrays_later=self._update_told)

@@ -112,7 +112,8 @@ class Saver:
         self._copying: Save | None = None
         self._restless: set[str] = set()
         self._closed = False
-        self._tried = False
+        self.tries = 0
+        """Saves of any kind that were tried."""
         self._latest: Save | None = None
         self.newest: Save | None = None
         """Of those that are written."""
@@ -123,12 +124,13 @@ class Saver:
 
     def tried(self) -> None:
         """A save is tried: until one is begun, what memory holds is not what it is to hold."""
-        self._tried, self._latest = True, None
+        self.tries += 1
+        self._latest = None
 
     def ready(self) -> bool:
         """Whether a save may be begun that is not written: it takes the place of the older of two steps, so the newer
         one must be whole, and nothing may be under way."""
-        return not self._tried or (
+        return not self.tries or (
             self._latest is not None
             and self._latest.whole
             and all(save is None or save.done.is_set() for save in (self.newest, self.kept))

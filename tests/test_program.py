@@ -22,6 +22,7 @@ import transom_hpc as transom
 import transom_hpc.ckpt.checkpointer
 import transom_hpc.ckpt.interval
 from transom_hpc.base.errors import UsageError
+from transom_hpc.ckpt import interval
 from transom_hpc.ckpt.files import Files
 from transom_hpc.ckpt.pace import Wish
 from transom_hpc.monitors.heartbeat import read_heartbeats
@@ -449,6 +450,61 @@ def test_only_rank_0_wants_saves_and_each_once(
             one.step(step, new_state())
         heard.append(listening.posted)
     assert heard == [[Wish.WRITE, 0, Wish.WRITE, 0], [0, 0, 0, 0]]
+
+
+class Both:
+    """The agreement of two ranks that are one after the other in this process."""
+
+    def __init__(self, rank: int, posted: list[list[int]]) -> None:
+        self._rank, self._posted = rank, posted
+
+    def exchange(self, flag: int) -> int:
+        self._posted[self._rank].append(flag)
+        round_before = len(self._posted[self._rank]) - 2
+        return max(heard[round_before] for heard in self._posted) if round_before >= 0 else 0
+
+    def close(self) -> None:
+        pass
+
+
+def test_nothing_is_kept_in_memory_before_all_ranks_are_ready(
+    directory_of_two: tuple[transom.Checkpointer, transom.Checkpointer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a rank could lose the only step that it has with the others."""
+    monkeypatch.setattr(interval, "LEAST_S", 0.0)
+    monkeypatch.setattr(interval, "MOST_OVERHEAD", 1e9)
+    monkeypatch.setattr(interval, "intervals", lambda *_: interval.Intervals(0.0, 1000.0))
+    posted: list[list[int]] = [[], []]
+    for one in directory_of_two:
+        one._agreement_sought, one._agreement = True, Both(one.rank, posted)
+        one.save(1, new_state())
+    zero, other = directory_of_two
+    assert zero.wait()
+    assert other.wait()
+    zero._pace.ended(0.001, 0.01)  # type: ignore[union-attr]
+
+    def until_kept(first: int, count: int, what: dict[str, object]) -> int:
+        for step in range(first, first + count):
+            for one in directory_of_two:
+                one.step(step, new_state() | (what if one is other else {}))
+            kept = zero._saver.kept
+            if kept is not None and kept.job.step == step:
+                return step
+            time.sleep(0.01)
+        return 0
+
+    first = until_kept(2, 100, {"not yet": lambda: 0})
+    assert first
+    assert other._saver.kept is None
+    assert zero._saver.kept is not None
+    zero._saver.kept.done.wait(10)
+    assert not until_kept(first + 1, 20, {}), "the other rank has only step 1, which rank 0 would overwrite"
+    for one in directory_of_two:
+        one.save(200, new_state())
+    assert zero.wait()
+    assert other.wait()
+    assert until_kept(201, 100, {})
+    assert other._saver.kept is not None
 
 
 def test_auto_where_ranks_cannot_agree(directory_of_two: tuple[transom.Checkpointer, transom.Checkpointer]) -> None:

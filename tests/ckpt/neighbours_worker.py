@@ -115,6 +115,27 @@ def copied() -> None:
     leave()
 
 
+def kept() -> None:
+    """Save a step, then have others in memory only; the copies are there when they are said to be."""
+    company = serve()
+    until(lambda: company._neighbours)
+    if RANK is not None:
+        ckpt = checkpointer()
+        first, *others = FACTS["steps"]
+        ckpt.save(first, state(first), block=True)
+        until(lambda: not company._neighbours._busy)  # type: ignore[union-attr]
+        for step in others:
+            before = company._neighbours.sent  # type: ignore[union-attr]
+            ckpt._asked_after = ckpt._saver.tries
+            ckpt._keep_in_memory(step, state(step))
+            save = ckpt._saver.kept
+            assert save is not None
+            until(save.done.is_set)
+            say(step=save.job.step, copies=save.copies, sent=company._neighbours.sent - before, whole=save.whole)  # type: ignore[union-attr]
+            MPI.COMM_WORLD.Barrier()
+    leave()
+
+
 def killed() -> None:
     """The host that keeps the copies dies when some of one has come; saves go on, and the trouble is said once."""
     taken = cargo.Arriving.room

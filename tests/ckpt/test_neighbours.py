@@ -137,6 +137,28 @@ def test_copies_arrive_bit_for_bit_and_are_brought_back(hosts: Hosts) -> None:
     assert 9_000_000 < told["bytes"] < 9_100_000
 
 
+def test_steps_that_are_not_written_are_copied_and_restored(hosts: Hosts) -> None:
+    """The newest on disk is older."""
+    said = hosts.run("kept", "ab", attempt="A1", steps=[1, 2, 3])
+    assert {(f["step"], f["copies"], f["sent"], f["whole"]) for f in said} == {(2, 1, 1, True), (3, 1, 1, True)}, (
+        hosts.log
+    )
+    assert len(said) == 4
+    assert [path.name for path in hosts.directory.glob("*step-*")] == ["step-000000001"]
+    assert {host: hosts.copies(host) for host in "ab"} == {"a": {1: {2, 3}}, "b": {0: {2, 3}}}
+    hosts.lose("b")
+    said = hosts.run("restored", "ac", attempt="A2")
+    assert [(facts["step"], facts["same"]) for facts in said] == [(3, True)] * 2, hosts.log
+
+
+@pytest.mark.soak
+def test_steps_that_are_not_written_where_there_is_no_room_for_copies(hosts: Hosts) -> None:
+    said = hosts.run("kept", "ab", attempt="A1", steps=[1, 2, 3], limit=1)
+    assert {(f["step"], f["copies"], f["sent"], f["whole"]) for f in said} == {(2, 0, 0, True), (3, 0, 0, True)}, (
+        hosts.log
+    )
+
+
 @pytest.mark.soak
 def test_a_spare_restores_from_the_copy_that_it_kept(hosts: Hosts) -> None:
     hosts.run("copied", "ab", "c", attempt="A1", steps=[1])
