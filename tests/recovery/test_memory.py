@@ -28,10 +28,18 @@ def until_only_in_memory(run: Submitted, hosts: int) -> int:
     Returns:
         Its step.
     """
-    committed = max(RunDir(run.path).committed_steps())
     checkpoints = run.path / "checkpoints"
     checkpoints.chmod(0o555)  # nobody may make anything there, so that each save fails when it begins to be written
-    step = committed
+    return until_copied(run, hosts)
+
+
+def until_copied(run: Submitted, hosts: int) -> int:
+    """Wait until a step that is not on disk is in the memory of two hosts each.
+
+    Returns:
+        The step.
+    """
+    step = committed = max(RunDir(run.path).committed_steps())
 
     def copied() -> bool:
         nonlocal step
@@ -80,6 +88,36 @@ def test_a_lost_host_is_replaced_from_its_neighbours_memory(runs: Runs, unhurt: 
     for host in ("n1", "n2", "n4", "n5"):
         left = runs.lab.run(host, ["bash", "-c", "ls -d /dev/shm/transom-* 2> /dev/null || true"]).stdout
         assert left == "", f"{host}: {left}"
+
+
+OFTEN = """
+import runpy, sys
+from transom_hpc.ckpt import interval
+interval.LEAST_S, interval.MOST_OVERHEAD = 0.5, 1e9
+interval.intervals = lambda *_: interval.Intervals(0.5, 1000.0)
+sys.argv.pop(0)
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_a_lost_host_is_replaced_from_a_save_that_was_not_to_be_written(runs: Runs, unhurt: Unhurt) -> None:
+    """The program saves in memory twice a second, and once on disk."""
+    interpreter, *heat = runs.heat_program(120, 0.05)
+    options = ["--nodes", "4", "--spares", "1", "--save-every", "auto"]
+    run = runs.submit(*options, program=[interpreter, "-c", OFTEN, *heat])
+    run.wait_saved(1)
+    step = until_copied(run, 4)
+    committed = max(RunDir(run.path).committed_steps())
+    runs.lab.crash("n3")
+    run.wait_end()
+    assert same_bits(run.field(), unhurt(120)), run.story()
+    (restart,) = run.entries("restart")
+    assert (restart.facts["host_out"], restart.facts["committed"]) == ("n3", committed)
+    found = facts_of(run, "restored")[-1]
+    assert found["source"] == "memory:A0001-L01", run.story()
+    assert found["step"] >= step > committed
+    assert found["step"] not in RunDir(run.path).committed_steps()
+    assert max(RunDir(run.path).committed_steps()) > found["step"], "written soon after it was restored"
 
 
 def own_site(runs: Runs, **keys: object) -> str:
