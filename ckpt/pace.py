@@ -26,6 +26,9 @@ RECORD = ".interval.json"
 _NEW_SHARE = 0.3
 """Of the newest measurement in the running mean."""
 
+_WITHOUT = 3
+"""After so many saves that are written without one that is not, files are as frequent as without memory."""
+
 _TOLD = 1.25
 """The log is told of an interval that differs by this factor from the one before."""
 
@@ -76,6 +79,7 @@ class Pace:
         self._mean_durable_s = self._mean_copied_s = 0.0
         self._lock = threading.Lock()
         self._last = self._last_kept = clock.now()
+        self._without = 0
         self._told_s = 0.0
         self.learned = self._read()
         self.interval_s = interval.LEAST_S
@@ -126,6 +130,7 @@ class Pace:
         """
         with self._lock:
             before = self.learned
+            self._without += 1
             mean = self._mean_durable_s or durable_s
             self._mean_durable_s = mean + _NEW_SHARE * (durable_s - mean)
             longest = max(durable_s, self._mean_durable_s)  # a disk gets slow at once
@@ -146,6 +151,7 @@ class Pace:
             before = self.learned
             if before is None:
                 return
+            self._without = 0
             mean = self._mean_copied_s or copied_s
             self._mean_copied_s = mean + _NEW_SHARE * (copied_s - mean)
             longest = max(copied_s, self._mean_copied_s)
@@ -170,9 +176,10 @@ class Pace:
         known = self.learned
         if known is None:
             return  # the first save comes early, to be measured
-        found = interval.intervals(known.cost_s, known.durable_s, self._mtbf, known.copied_s, known.neighbours)
+        copied_s = known.copied_s if self._without < _WITHOUT else None
+        found = interval.intervals(known.cost_s, known.durable_s, self._mtbf, copied_s, known.neighbours)
         self.interval_s = found.disk
-        if known.copied_s is not None:
+        if copied_s is not None:
             self.memory_s = found.memory
         else:  # the first one that is not written comes early too
             self.memory_s = max(interval.LEAST_S, known.cost_s / interval.MOST_OVERHEAD)

@@ -105,6 +105,25 @@ def test_between_saves_that_are_written_come_some_that_are_not(tmp_path: Path, c
     assert (again.learned, again.memory_s) == (pace.learned, pace.memory_s)
 
 
+def test_files_are_not_rarer_for_the_sake_of_memory_that_there_is_not(tmp_path: Path, clock: Time) -> None:
+    """Another rank has no room, or there are no neighbours any more."""
+    pace = new(tmp_path, clock)
+    pace.ended(1.0, 3.0)
+    alone = pace.interval_s
+    pace.copied(1.0, 1.0, True)
+    rarer = pace.interval_s
+    assert rarer > 2 * alone
+    pace.ended(1.0, 3.0)
+    pace.ended(1.0, 3.0)
+    assert pace.interval_s == rarer
+    pace.ended(1.0, 3.0)
+    assert pace.interval_s == alone
+    pace.copied(1.0, 1.0, True)
+    assert pace.interval_s == rarer
+    pace.copied(1.0, 1.0, False)
+    assert pace.interval_s == alone
+
+
 def test_what_was_restored_from_memory_only_is_written_at_once(tmp_path: Path, clock: Time) -> None:
     """So that faults that come again and again are counted from where the run has come to."""
     pace = new(tmp_path, clock)
