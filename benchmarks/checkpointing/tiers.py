@@ -7,6 +7,7 @@ behind the network stack, and is measured beside. A state of one field of double
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import statistics
 import sys
@@ -112,17 +113,16 @@ def _once(lab: Lab, fault: Fault, size: int) -> dict[str, float]:
     options = ["--nodes", str(_HOSTS), "--spares", "1", "--site", "lab", "--save-every", "10"]
     options += ["--run-dir", str(run), "--copies", str(fault.copies)]
     program = [sys.executable, str(_HEAT), "--steps", "100000", "--size", str(size), "--sleep", "0.05"]
+    program += ["--print-every", "1"]
     argv = [sys.executable, "-P", "-m", "transom_hpc", "submit", "--json", *options, "--", *program]
     job = str(json.loads(lab.run("login", argv, cwd=folder).stdout)["job_id"])
     try:
         _wait("two checkpoints", lambda: len(RunDir(run).committed_steps()) >= 2)
         fault.strike(lab)
         _wait("the next step", lambda: len(_entries(run, "running")) >= 2)
-        (_, again), (restart,) = _entries(run, "running"), _entries(run, "restart")
-        found = {
-            fault.tier: _between(_entries(run, "launch")[1], again),
-            f"redone {fault.tier}": float(restart.facts["step"] - again.facts["step"] + 1),
-        }
+        again = _entries(run, "running")[1]
+        found = {fault.tier: _between(_entries(run, "launch")[1], again)}
+        found[f"redone {fault.tier}"] = float(_redone(run / "logs" / f"{job}_0_log.out"))
         if fault is FAULTS[0]:
             found["start"] = _between(_entries(run, "launch")[0], _entries(run, "running")[0])
         if fault is FAULTS[1]:
@@ -133,6 +133,12 @@ def _once(lab: Lab, fault: Fault, size: int) -> dict[str, float]:
         lab.run("login", ["scancel", job])
         fault.mended(lab)
         _wait("an idle lab", lambda: all(h.slurm == "idle" for h in lab.status().hosts if h.name != "login"))
+
+
+def _redone(log: Path) -> int:
+    """Steps that the program printed before the fault and had to do again."""
+    first, second = log.read_text(errors="replace").split("from step ")[1:3]
+    return max(map(int, re.findall(r"step (\d+) ", first))) - int(second.split()[0])
 
 
 def _network(lab: Lab) -> float:
