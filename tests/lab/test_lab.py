@@ -126,7 +126,7 @@ def test_the_command_line_passes_exit_code_and_arguments_on(lab: Lab) -> None:
 
 def test_an_interrupt_is_for_the_command(lab: Lab) -> None:
     program = (
-        "import time\nprint('up', flush=True)\ntry: time.sleep(60)\n"
+        "import time\ntry: print('up', flush=True); time.sleep(60)\n"
         "except KeyboardInterrupt:\n    time.sleep(0.3); print('interrupted', flush=True)"
     )
     argv = [*TRANSOM, "lab", "exec", "--name", lab.name, "login", sys.executable, "-c", program]
