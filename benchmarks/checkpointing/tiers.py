@@ -39,12 +39,14 @@ class Fault:
     Args:
         tier: for people.
         copies: of each host's memory.
+        every: steps between two saves.
         strike: does it.
         mended: what makes the lab whole again.
     """
 
     tier: str
     copies: int
+    every: int
     strike: Callable[[Lab], object]
     mended: Callable[[Lab], object]
 
@@ -54,9 +56,9 @@ def _kill(lab: Lab) -> None:
 
 
 FAULTS = (
-    Fault("own memory", 1, _kill, lambda _: None),
-    Fault("neighbour's memory", 1, lambda lab: lab.crash(_VICTIM), lambda lab: lab.boot(_VICTIM)),
-    Fault("files", 0, lambda lab: lab.crash(_VICTIM), lambda lab: lab.boot(_VICTIM)),
+    Fault("own memory", 1, 10, _kill, lambda _: None),
+    Fault("neighbour's memory", 1, 1, lambda lab: lab.crash(_VICTIM), lambda lab: lab.boot(_VICTIM)),
+    Fault("files", 0, 10, lambda lab: lab.crash(_VICTIM), lambda lab: lab.boot(_VICTIM)),
 )
 
 
@@ -74,12 +76,14 @@ def measure(scale: Scale, ground: Ground) -> list[Figure]:  # noqa: ARG001 (the 
                 say(f"tiers, round {number + 1} of {scale.rounds}: {fault.tier}")
                 for name, value in _once(lab, fault, size).items():
                     found.setdefault(name, []).append(value)
+        say("tiers: how often it is best to save to the disk alone")
+        best_s = _best_interval(lab, size)
     finally:
         take_down(_NAME)
-    return _figures(found, size)
+    return _figures(found, size, best_s)
 
 
-def _figures(found: dict[str, list[float]], size: int) -> list[Figure]:
+def _figures(found: dict[str, list[float]], size: int, best_s: float) -> list[Figure]:
     part = f"state of {size * size * 8 / 1e6:.0f} MB on {_HOSTS} hosts"
     network = f"network {rate(1, statistics.median(found['network']))}"
     limit = f"the program's first start {statistics.median(found['start']):.2f} s"
@@ -95,7 +99,12 @@ def _figures(found: dict[str, list[float]], size: int) -> list[Figure]:
     ]
     for fault in FAULTS:
         figures.append(figure(part, f"start again from {fault.tier}", found[fault.tier], "s", None, limit))
-        figures.append(figure(part, f"steps redone, {fault.tier}", found[f"redone {fault.tier}"], "", None, limit))
+        every = f"saved every {fault.every}" if fault.every > 1 else "saved every step"
+        name = f"steps redone, {fault.tier}, {every}"
+        figures.append(figure(part, name, found[f"redone {fault.tier}"], "", None, limit))
+    lost = found["lost"]
+    best = f"half of the best interval for files alone {best_s / 2:.0f} s"
+    figures.append(figure(part, "work lost with a host, in memory at every step", lost, "s", None, best))
     return figures
 
 
@@ -106,39 +115,64 @@ def _once(lab: Lab, fault: Fault, size: int) -> dict[str, float]:
         Seconds from the launch to the first step, before and after the fault; steps redone; and seconds a byte of what
         came over the network.
     """
-    folder = lab.shared / "run"
-    shutil.rmtree(folder, ignore_errors=True)
-    lab.run("login", ["mkdir", "-p", str(folder)])
-    run = folder / "run"
-    options = ["--nodes", str(_HOSTS), "--spares", "1", "--site", "lab", "--save-every", "10"]
-    options += ["--run-dir", str(run), "--copies", str(fault.copies)]
-    program = [sys.executable, str(_HEAT), "--steps", "100000", "--size", str(size), "--sleep", "0.05"]
-    program += ["--print-every", "1"]
-    argv = [sys.executable, "-P", "-m", "transom_hpc", "submit", "--json", *options, "--", *program]
-    job = str(json.loads(lab.run("login", argv, cwd=folder).stdout)["job_id"])
+    run, job = _submit(lab, size, str(fault.every), fault.copies)
     try:
-        _wait("two checkpoints", lambda: len(RunDir(run).committed_steps()) >= 2)
+        _wait("three checkpoints", lambda: len(RunDir(run).committed_steps()) >= 3)
         fault.strike(lab)
         _wait("the next step", lambda: len(_entries(run, "running")) >= 2)
         again = _entries(run, "running")[1]
         found = {fault.tier: _between(_entries(run, "launch")[1], again)}
-        found[f"redone {fault.tier}"] = float(_redone(run / "logs" / f"{job}_0_log.out"))
+        steps, step_s = _redone(run / "logs" / f"{job}_0_log.out")
+        found[f"redone {fault.tier}"] = float(steps)
         if fault is FAULTS[0]:
             found["start"] = _between(_entries(run, "launch")[0], _entries(run, "running")[0])
         if fault is FAULTS[1]:
+            found["lost"] = steps * step_s
             (gathered,) = [entry for entry in _entries(run, "gathered") if entry.facts["bytes"]]
             found["gathering"] = gathered.facts["seconds"] / gathered.facts["bytes"]
         return found
     finally:
         lab.run("login", ["scancel", job])
         fault.mended(lab)
-        _wait("an idle lab", lambda: all(h.slurm == "idle" for h in lab.status().hosts if h.name != "login"))
+        _idle(lab)
 
 
-def _redone(log: Path) -> int:
-    """Steps that the program printed before the fault and had to do again."""
+def _best_interval(lab: Lab, size: int) -> float:
+    """Seconds between two saves to the disk that lose least, for what a save costs here."""
+    run, job = _submit(lab, size, "auto", 0)
+    record = run / "checkpoints" / ".interval.json"
+    try:
+        _wait("what a save costs", record.exists)
+        return float(json.loads(record.read_text())["interval_s"])
+    finally:
+        lab.run("login", ["scancel", job])
+        _idle(lab)
+
+
+def _submit(lab: Lab, size: int, every: str, copies: int) -> tuple[Path, str]:
+    """Run directory and job."""
+    folder = lab.shared / "run"
+    shutil.rmtree(folder, ignore_errors=True)
+    lab.run("login", ["mkdir", "-p", str(folder)])
+    run = folder / "run"
+    options = ["--nodes", str(_HOSTS), "--spares", "1", "--site", "lab", "--save-every", every]
+    options += ["--run-dir", str(run), "--copies", str(copies)]
+    program = [sys.executable, str(_HEAT), "--steps", "100000", "--size", str(size), "--sleep", "0.05"]
+    program += ["--print-every", "1"]
+    argv = [sys.executable, "-P", "-m", "transom_hpc", "submit", "--json", *options, "--", *program]
+    return run, str(json.loads(lab.run("login", argv, cwd=folder).stdout)["job_id"])
+
+
+def _idle(lab: Lab) -> None:
+    _wait("an idle lab", lambda: all(h.slurm == "idle" for h in lab.status().hosts if h.name != "login"))
+
+
+def _redone(log: Path) -> tuple[int, float]:
+    """Steps that the program printed before the fault and had to do again; and seconds of one."""
     first, second = log.read_text(errors="replace").split("from step ")[1:3]
-    return max(map(int, re.findall(r"step (\d+) ", first))) - int(second.split()[0])
+    printed = re.findall(r"step (\d+)  residual \S+  (\S+) s a step", first)
+    steps = max(int(step) for step, _ in printed) - int(second.split()[0])
+    return steps, statistics.median(float(seconds) for _, seconds in printed)
 
 
 def _network(lab: Lab) -> float:
