@@ -5,6 +5,7 @@ One class, so that tests can wrap it and make any call fail, hang or be the last
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -91,11 +92,13 @@ class Files:
         os.rename(source, target)  # noqa: PTH104  (rename(2) as it is)
 
     def remove(self, path: Path) -> None:
-        """Remove a file, or a folder with all that is in it; one that is not there is fine."""
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+        """Remove a file, or a folder with all that is in it; one that is not there, or that somebody else is just
+        removing, is fine."""
+        while path.is_dir() and not path.is_symlink():
+            with contextlib.suppress(FileNotFoundError):  # of what the other one was faster with
+                shutil.rmtree(path)
+                return
+        path.unlink(missing_ok=True)
 
     def free_bytes(self, path: Path) -> int:
         """What an ordinary user may still write there, as the file system tells it."""

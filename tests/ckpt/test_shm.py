@@ -176,3 +176,29 @@ def test_nothing_stays_after_kills_and_the_next_start(tmp_path: Path) -> None:
     assert any(default_path(folder).is_dir() for folder in folders)
     Checkpointer(tmp_path / "next").close()
     assert not [folder for folder in (*folders, tmp_path / "next") if default_path(folder).exists()]
+
+
+def test_two_that_remove_the_same_folder_are_in_nobodys_way(tmp_path: Path) -> None:
+    """As a program that closes, and one that starts and finds what it takes for another's leftovers."""
+    failed: list[BaseException] = []
+
+    def remove(path: Path, both: threading.Barrier) -> None:
+        both.wait()
+        try:
+            Files().remove(path)
+        except BaseException as error:
+            failed.append(error)
+
+    for number in range(20):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for name in range(50):
+            (folder / str(name)).touch()
+        both = threading.Barrier(2)
+        threads = [threading.Thread(target=remove, args=(folder, both)) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not folder.exists()
+    assert failed == []

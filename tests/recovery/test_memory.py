@@ -81,7 +81,7 @@ def test_a_lost_host_is_replaced_from_its_neighbours_memory(runs: Runs, unhurt: 
     found = facts_of(run, "restored")[-1]
     assert found["source"] == "memory:A0001-L01", run.story()
     assert found["step"] >= step > committed
-    (gathered,) = facts_of(run, "gathered")
+    (gathered,) = [facts for facts in facts_of(run, "gathered") if facts["moved"]]  # servers that came late found all
     assert (gathered["steps"], gathered["moved"], gathered["lost"]) == ([found["step"]], 1, [])
     assert gathered["bytes"] > 0
     assert run.entries("launch")[-1].facts["hosts"] == ["n1", "n2", "n5", "n4"]
