@@ -25,12 +25,6 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Two groups for two processes: what uses the lab mostly waits for Slurm, so the rest runs meanwhile."""
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group("lab" if item.get_closest_marker("slurm") else "all others"))
-
-
 def missing_for_lab() -> str | None:
     """Why there can be no lab of isolated hosts here; None if there can."""
     if os.geteuid() != 0:
