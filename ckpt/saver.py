@@ -277,9 +277,7 @@ class Saver:
             self.failed.append(save)
             log.info("step %d was not saved: %s", save.job.step, error)
         finally:
-            self._let_go(save)
-            save.ended_s = self._clock.now()
-            save.done.set()
+            self._end(save)
         if order is not None:
             self._handover.finish(order)
         elif save.error is None and save.job.rank == 0:
@@ -302,9 +300,7 @@ class Saver:
             save.error = error
             log.debug("step %d is not kept: %s", save.job.step, error)
         finally:
-            self._let_go(save)
-            save.ended_s = self._clock.now()
-            save.done.set()
+            self._end(save)
         if order is not None:
             self._handover.finish(order)
 
@@ -328,8 +324,8 @@ class Saver:
         self._slots.drop(save.segment)
         save.segment = None
 
-    def _let_go(self, save: Save) -> None:
-        """The slot may be used again when nothing copies into it any more."""
+    def _end(self, save: Save) -> None:
+        """A save is over, well or not. Its slot may be used again when nothing copies into it any more."""
         if isinstance(save.source, staging.Staged):
             save.source.settled()
             # What the program changes by itself is not put off another time.
@@ -337,6 +333,8 @@ class Saver:
         if save.segment is not None:
             save.whole = save.segment.header() is not None
             self._slots.give(save.segment)
+        save.ended_s = self._clock.now()
+        save.done.set()
 
 
 def tidy(job: Job, keep: Keep, fence: Fence, files: Files) -> None:
