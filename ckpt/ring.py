@@ -7,11 +7,11 @@ start there are only Isend, Irecv, Improbe and Test: no call waits for another s
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from transom_hpc.base import openmpi
 from transom_hpc.base.clock import Clock
 from transom_hpc.ckpt import mpio
 from transom_hpc.ckpt.files import Files
@@ -24,15 +24,6 @@ DEADLINE_S = 60.0
 
 _MESSAGES = 1  # the tag of messages; those of bytes lie above it
 _TAGS = 2**14
-
-# What suits processes that mostly sleep, and survives the loss of a peer; a site or user who has set one keeps it.
-_SETTINGS = {
-    "OMPI_MCA_pml": "ob1",
-    "OMPI_MCA_btl": "self,vader,tcp",
-    "OMPI_MCA_osc": "^ucx",
-    "OMPI_MCA_mpi_warn_on_fork": "0",
-    "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +79,7 @@ class Ring:
     """
 
     def __init__(self, me: Peer) -> None:
-        for name, value in _SETTINGS.items():
-            os.environ.setdefault(name, value)
+        openmpi.prepare()
         import mpi4py
 
         mpi4py.rc.finalize = False

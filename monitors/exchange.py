@@ -11,22 +11,14 @@ import sys
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
+from transom_hpc.base import openmpi
+
 MAX_BYTES = 1024
 """Longest message."""
 
 _SLOTS = 8  # receives that are posted at any time
 _OUTSTANDING = 2  # unfinished sends to one rank; more would only pile up on the way to a dead one
 _TAGS = 2**10  # our tags lie above this
-
-# The defaults of Open MPI that suit a process that mostly sleeps; a site or user who has set one keeps it.
-# TCP needs no pinned memory, no helper threads, and survives the loss of a peer.
-_SETTINGS = {
-    "OMPI_MCA_pml": "ob1",
-    "OMPI_MCA_btl": "self,vader,tcp",
-    "OMPI_MCA_osc": "^ucx",
-    "OMPI_MCA_mpi_warn_on_fork": "0",
-    "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +61,7 @@ class MpiExchange:
     """
 
     def __init__(self) -> None:
-        for name, value in _SETTINGS.items():
-            os.environ.setdefault(name, value)
+        openmpi.prepare()
         import mpi4py  # here, since importing MPI starts it
 
         mpi4py.rc.thread_level = "funneled"

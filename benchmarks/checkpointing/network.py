@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import time
 
-# As the checkpoint servers have it.
-os.environ.setdefault("OMPI_MCA_pml", "ob1")
-os.environ.setdefault("OMPI_MCA_btl", "self,vader,tcp")
-
 import numpy as np
-from mpi4py import MPI
+
+from transom_hpc.base import openmpi
 
 PIECE_BYTES, PIECES, IN_FLIGHT = 4 << 20, 64, 4
 
 
 def main() -> None:
+    openmpi.prepare()  # as the checkpoint servers have it
+    from mpi4py import MPI
+
     comm = MPI.COMM_WORLD
     rooms = [np.ones(PIECE_BYTES, dtype=np.uint8) for _ in range(IN_FLIGHT)]
     best = float("inf")
