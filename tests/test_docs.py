@@ -16,7 +16,7 @@ import pytest
 import transom_hpc
 from transom_hpc.cli import transom
 from transom_hpc.slurm.site import SiteConfig
-from transom_hpc.tol.causes import LIMITS, Cause
+from transom_hpc.tol.causes import BUDGETS, Cause
 
 PACKAGE = Path(transom_hpc.__file__).resolve().parent
 ROOT = PACKAGE.parent
@@ -119,8 +119,10 @@ def test_every_public_name_is_mentioned() -> None:
 
 def test_causes_and_budgets() -> None:
     table = OPERATION.partition("## Causes and budgets")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| ([a-z ]+) \| (\d+) \|", table, re.MULTILINE)
-    assert {Cause(name): int(limit) for name, limit in rows} == LIMITS
+    rows = re.findall(r"^\| ([A-Za-z ]+) \| (\d+) \|", table, re.MULTILINE)
+    assert {Cause(name): int(limit) for name, limit in rows} == {
+        cause: budget.restarts for cause, budget in BUDGETS.items()
+    }
 
 
 def _kinds() -> set[str]:

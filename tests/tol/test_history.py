@@ -39,7 +39,7 @@ def test_life() -> None:
     writer = life()
     history = fold(writer.entries)
     assert (history.phase, history.hosts, history.step, history.committed) == ("launching", ("n1", "n3"), 9, 5)
-    assert history.restarts[0].restart == Restart(Cause.HOST_SILENT, 5, "n2", "not heard")
+    assert history.restarts[0].restart == Restart(Cause.HOST_SILENT, 5, "n2", "not heard", 9)
     assert history.restarts[0].back_s is None
     assert [incident.host for incident in history.incidents] == ["n2"]
     writer.write(1, 2, "running", step=6)

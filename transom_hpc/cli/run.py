@@ -15,6 +15,7 @@ from transom_hpc.tol.spec import JobSpec, Submitted
 
 _HELP = {
     "nodes": "Nodes that the program runs on.",
+    "min_nodes": "The fewest nodes that it can go on with.",
     "spares": "Nodes that stand by, for when one fails.",
     "tasks_per_node": "Program processes a node.",
     "time": "Time limit, as for sbatch (2:00:00).",

@@ -19,6 +19,7 @@ class Ending(StrEnum):
 
     WELL = "ended well"
     BADLY = "ended badly"  # for good: nothing restarts it
+    STOPPED = "stopped"  # by a person, after a checkpoint: it can go on by a new submission
     LEFT = "left"  # the run goes on in a later attempt, or Slurm has ended the job
 
 
@@ -42,6 +43,13 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True)
+class Restored:
+    """The program has begun from this step (0: from the start)."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """The program took a step."""
 
@@ -56,20 +64,23 @@ class Exited:
     Args:
         code: exit status of the first task that ended badly, 0 when all ended well; above 128 it died of a signal.
         committed: newest committed step.
-        who: that task, for a person, "" when it is not known.
+        cause: what that says of the program.
+        evidence: one sentence, which names the task where it is known.
     """
 
     code: int
     committed: int
-    who: str = ""
+    cause: Cause = Cause.PROGRAM_ERROR
+    evidence: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class HostBad:
-    """A host is silent, or Slurm calls it down.
+    """A host is silent, or not well.
 
     Args:
         others: those that were lost with it, as when a rack loses its power.
+        can_wait: it still works: it is taken out when the next checkpoint is committed, and only for a spare.
     """
 
     host: str
@@ -77,6 +88,7 @@ class HostBad:
     evidence: str
     committed: int
     others: tuple[Host, ...] = ()
+    can_wait: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +100,28 @@ class Hung:
 
 
 @dataclass(frozen=True, slots=True)
+class Diverged:
+    """Training has gone astray.
+
+    Args:
+        before: the first step that is not to be trusted; 0: all are.
+    """
+
+    evidence: str
+    committed: int
+    before: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class StopAsked:
-    """The job is about to end: save and leave."""
+    """The job is about to end, or a person wants it to: save and leave."""
 
     cause: Cause
 
 
 @dataclass(frozen=True, slots=True)
 class Isolated:
-    """This host hears nobody: it is the one that is cut off."""
+    """This host hears nobody, or another launcher leads: it is the one that is cut off."""
 
     evidence: str
 
@@ -123,7 +148,7 @@ class Requeued:
     """Slurm answered the requeue.
 
     Args:
-        ok: whether the job is in the queue again.
+        ok: whether the job is in the queue again, or one that carries the run on.
         answer: Slurm's words.
         cancelled: it was not asked: a person, or Slurm, has ended the job for good.
     """
@@ -133,16 +158,40 @@ class Requeued:
     cancelled: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The launcher that took over from this one has ended its work."""
+
+    ending: Ending
+    why: str
+    code: int
+
+
 def together(found: Sequence[Event]) -> list[Event]:
-    """The same events, with all hosts that are bad in the first event that names one."""
-    bad = [event for event in found if isinstance(event, HostBad)]
+    """The same events, with all hosts that are bad in the first event that names one; those that can wait apart."""
+    bad = [event for event in found if isinstance(event, HostBad) and not event.can_wait]
     if len(bad) < 2:
         return list(found)
     others = tuple(Host(event.host, event.cause, event.evidence) for event in bad[1:])
-    return [*(event for event in found if not isinstance(event, HostBad)), replace(bad[0], others=others)]
+    return [*(event for event in found if event not in bad), replace(bad[0], others=others)]
 
 
-Event = Placed | Progress | Exited | HostBad | Hung | StopAsked | Isolated | Expired | Unwatched | Probed | Requeued
+Event = (
+    Placed
+    | Restored
+    | Progress
+    | Exited
+    | HostBad
+    | Hung
+    | Diverged
+    | StopAsked
+    | Isolated
+    | Expired
+    | Unwatched
+    | Probed
+    | Requeued
+    | Ended
+)
 
 
 # Actions
@@ -160,6 +209,21 @@ class Launch:
 @dataclass(frozen=True, slots=True)
 class End:
     """End the program step by force."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stacks:
+    """Have each rank on these hosts write down where it stands."""
+
+    hosts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Distrust:
+    """From now on restore no step from this one on that has been saved so far."""
+
+    below: int
+    evidence: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,9 +249,14 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Requeue:
-    """Requeue the job, away from the hosts that were taken out."""
+    """Requeue the job, away from the hosts that were taken out.
+
+    Args:
+        follow_up: it can't be requeued: submit another that carries the run on.
+    """
 
     cause: Cause
+    follow_up: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,4 +276,4 @@ class Finish:
     code: int
 
 
-Action = Launch | End | AskStop | Wait | Probe | Requeue | Record | Finish
+Action = Launch | End | Stacks | Distrust | AskStop | Wait | Probe | Requeue | Record | Finish

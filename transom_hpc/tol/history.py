@@ -88,7 +88,12 @@ _PHASES = {
 
 def _restart(facts: dict[str, Any]) -> Restart:
     return Restart(
-        Cause(facts["cause"]), int(facts.get("committed", 0)), facts.get("host_out", ""), facts.get("evidence", "")
+        Cause(facts["cause"]),
+        int(facts.get("committed", 0)),
+        facts.get("host_out", ""),
+        facts.get("evidence", ""),
+        int(facts.get("step", 0)),
+        int(facts.get("restored", 0)),
     )
 
 

@@ -90,6 +90,7 @@ class Launcher:
         self._attempt = Attempt(0, 0)
         self._diary = Diary()
         self._seen_committed = 0
+        self._distrust = ""  # "STEP@ATTEMPT": not to be restored
         self._pace = self._new_pace()
         self.finish = events.Finish(events.Ending.LEFT, "not started", 1)
         """How the work ended; set by run."""
@@ -130,8 +131,10 @@ class Launcher:
             home=self._job.home,
             active=hosts[:needed],
             spares=hosts[needed:],
+            least=needed if spec.min_nodes is None else spec.min_nodes,
             restarts=restarts_of_job(entries, str(self._job.job_id)),
             committed=self._committed(),
+            early=2 if spec.save_every == "auto" else max(2, spec.save_every // 10),
             can_requeue=why_no_requeue(self._job, self._slurm),
             limits=phases.Limits(settle_s=settle_s, stop_s=self._leave_s),
         )
@@ -148,8 +151,10 @@ class Launcher:
         self._say(
             f"attempt {number} of run {self._dir.path} on {fold_hosts(hosts)}, {len(hosts) - needed} of them spare"
         )
-        if len(hosts) < needed:
-            raise LaunchError(f"the job has {len(hosts)} nodes and the program needs {needed}", run=self._dir.path)
+        if len(hosts) < self._state.least:
+            raise LaunchError(
+                f"the job has {len(hosts)} nodes and the program needs {self._state.least}", run=self._dir.path
+            )
         finish = self._handle(events.Placed(misplaced(entries, self._job, self._clock.wall())))
         while finish is None:
             finish = self._turn()
@@ -165,6 +170,8 @@ class Launcher:
         return None
 
     def _events(self) -> list[events.Event]:
+        if self._state.phase is phases.Phase.ASIDE:
+            return self._events_aside()
         found: list[events.Event] = []
         self._keeper.look()
         for news in self._keeper.news():
@@ -184,15 +191,7 @@ class Launcher:
             found.append(events.Unwatched())
         if self._program is not None:
             found.extend(self._pace.look())
-        while self._signals:
-            number = self._signals.pop(0)
-            own = number == getattr(signal, f"SIG{self._site.signal}")
-            cause = Cause.TIME_LIMIT if own else Cause.TERMINATED
-            if cause is Cause.TERMINATED:
-                self._watcher.rest()  # Slurm ends these steps too
-                self._keeper.rest()
-            self._record("stop asked", cause=cause, signal=signal.Signals(number).name)
-            found.append(events.StopAsked(cause))
+        found += self._signalled()
         if self._program is not None:
             code = self._program.poll()
             if code is not None:
@@ -209,6 +208,31 @@ class Launcher:
             return [events.Isolated(f"attempt {number + 1} of this run has begun")]
         return found
 
+    def _signalled(self) -> list[events.Event]:
+        found: list[events.Event] = []
+        while self._signals:
+            number = self._signals.pop(0)
+            own = number == getattr(signal, f"SIG{self._site.signal}")
+            cause = Cause.TIME_LIMIT if own else Cause.TERMINATED
+            if cause is Cause.TERMINATED:
+                self._watcher.rest()  # Slurm ends these steps too
+                self._keeper.rest()
+            self._record("stop asked", cause=cause, signal=signal.Signals(number).name)
+            found.append(events.StopAsked(cause))
+        return found
+
+    def _events_aside(self) -> list[events.Event]:
+        """What concerns a launcher that stands by: Slurm's signals, and whether another leads, and to which end."""
+        self._clock.sleep(_TICK_S)
+        found = self._signalled()
+        if not found and self._deadline is not None and self._clock.now() >= self._deadline:
+            if newer_than(self._dir.journal, self._attempt.number):
+                self._deadline += self._state.limits.aside_s
+            else:
+                self._deadline = None
+                found.append(events.Expired())
+        return found
+
     def _handle(self, event: events.Event) -> events.Finish | None:
         """Decide about one event and act; what an action brings about is handled at once."""
         before = self._state.phase
@@ -222,11 +246,17 @@ class Launcher:
                         self._launch(action)
                     except OSError as error:
                         self._end()
-                        who = f"the program could not be started ({error})"
-                        return self._handle(events.Exited(1, self._committed(), who))
+                        why = f"the program could not be started ({error})"
+                        return self._handle(events.Exited(1, self._committed(), Cause.SLURM, why))
                 case events.End():
                     goes_on = self._state.phase is phases.Phase.LAUNCHING
                     self._end(self._state.active if goes_on else ())
+                case events.Stacks(hosts):
+                    self._write_stacks(hosts)
+                case events.Distrust(below, evidence):
+                    self._distrust = f"{below}@{self._attempt}"
+                    self._record("distrust", below=below, upto=str(self._attempt), evidence=evidence)
+                    self._say(f"step {below} and later ones are not restored any more: {evidence}")
                 case events.AskStop(cause):
                     self._ask_stop(cause)
                 case events.Wait(seconds):
@@ -239,8 +269,8 @@ class Launcher:
                     return self._handle(events.Probed(tuple(found)))
                 case events.Record(kind, restart):
                     self._record_restart(kind, restart)
-                case events.Requeue(cause):
-                    return self._handle(self._requeue(cause))
+                case events.Requeue():
+                    return self._handle(self._requeue(action))
                 case events.Finish():
                     return action
         return None
@@ -265,12 +295,14 @@ class Launcher:
         prefix = self._dir.logs / str(self._attempt)
         first = first_exit(prefix)
         if first is None and code == 0 and not ended_well(prefix):
-            return events.Exited(
-                1, self._committed(), "srun, which did not start the program (its words are in the log)"
-            )
-        if first is None:
-            return events.Exited(code, self._committed())
-        return events.Exited(first.code, self._committed(), f"rank {first.rank} on {first.host}")
+            why = "srun did not start the program (its words are in the log)"
+            return events.Exited(1, self._committed(), Cause.SLURM, why)
+        code = code if first is None else first.code
+        who = "" if first is None else f"rank {first.rank} on {first.host}: "
+        cause, what = Cause.PROGRAM_ERROR, f"exit status {code}"
+        if code > 128:
+            cause, what = Cause.PROGRAM_KILLED, f"died of signal {code - 128}"
+        return events.Exited(code, self._committed(), cause, who + what)
 
     # Actions
 
@@ -323,6 +355,7 @@ class Launcher:
             "TRANSOM_SIGNAL": self._site.signal,
             "TRANSOM_LEAVE_S": str(self._leave_s),
             "TRANSOM_INTERRUPTIONS": str(seen),
+            **({"TRANSOM_DISTRUST": self._distrust} if self._distrust else {}),
             "TRANSOM_STRIPE_BYTES": str(self._site.stripe_bytes),
             "TRANSOM_DATA_FILES": str(self._site.data_files),
             "TRANSOM_WRITER": self._site.writer,
@@ -342,8 +375,14 @@ class Launcher:
         for thread in threads:
             thread.join()
 
-    def _requeue(self, cause: Cause) -> events.Requeued:
+    def _write_stacks(self, hosts: Sequence[str]) -> None:
+        """Have each rank write down where it stands."""
+
+    def _requeue(self, action: events.Requeue) -> events.Requeued:
+        cause = action.cause
         self._clean()
+        if action.follow_up:
+            return events.Requeued(False, self._state.can_requeue)
         self._say(f"requeueing the job ({cause})")
         # Slurm answers a requeue by SIGTERM to us and to every process of ours.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -435,7 +474,8 @@ class Launcher:
             host_out=restart.host,
             evidence=restart.evidence,
             committed=restart.committed,
-            step=self._state.step,
+            step=restart.step or self._state.step,
+            restored=restart.restored,
         )
         self._say(f"{kind}: {restart.cause}{' ' + restart.host if restart.host else ''}; {restart.evidence}")
 

@@ -1,29 +1,26 @@
 """The launcher's state machine: what to do next, decided from what happened. Pure: no clock, process, file or Slurm.
 
-::
-
-    STARTING ── Placed ──> LAUNCHING ── Progress ──> RUNNING
-    LAUNCHING, RUNNING ── Exited badly ──> SETTLING ── HostBad | Probed ──> LAUNCHING | REQUEUEING | OVER
-    LAUNCHING, RUNNING ── HostBad | Hung ──> LAUNCHING (on other hosts) | REQUEUEING | OVER
-    LAUNCHING ── Unwatched, Probed ──> LAUNCHING (on other hosts) | REQUEUEING | OVER
-    LAUNCHING, RUNNING ── StopAsked ──> STOPPING ── Exited | Expired ──> REQUEUEING | OVER
-    REQUEUEING ── Requeued ──> OVER
-
-Every event is defined in every phase; one that means nothing there changes nothing.
+`TABLE` names, for each event in each phase, the rule that answers it; `-` changes nothing. `LEADS` says where each rule
+may lead. Both are drawn in docs/architecture.md.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any, get_args
 
-from transom_hpc.tol.causes import Cause, Restart, tries_left
+from transom_hpc.tol.causes import OF_THE_PROGRAM, Cause, Restart, pause_s, tries_left
 from transom_hpc.tol.events import (
     EXIT_NOT_SHARED,
     EXIT_STOPPED,
     Action,
     AskStop,
+    Distrust,
+    Diverged,
     End,
+    Ended,
     Ending,
     Event,
     Exited,
@@ -41,6 +38,8 @@ from transom_hpc.tol.events import (
     Record,
     Requeue,
     Requeued,
+    Restored,
+    Stacks,
     StopAsked,
     Unwatched,
     Wait,
@@ -51,12 +50,61 @@ class Phase(StrEnum):
     """Where the launcher is."""
 
     STARTING = "starting"
-    LAUNCHING = "launching"
+    LAUNCHING = "launching"  # the program has been started, and has taken no step yet
     RUNNING = "running"
-    SETTLING = "settling"
-    STOPPING = "stopping"
+    SETTLING = "settling"  # the program has ended badly: is a host to blame?
+    PAUSING = "pausing"  # before it is started again
+    STOPPING = "stopping"  # the program was asked to save and leave
     REQUEUEING = "requeueing"
+    ASIDE = "standing by"  # this host is cut off, or another launcher leads
     OVER = "over"
+
+
+_TABLE = """
+          starting  launching  running  settling  pausing    stopping  requeueing  standing by
+Placed    place     -          -        -         -          -         -           -
+Restored  -         begin      -        -         -          -         -           -
+Progress  -         go_on      go_on    -         -          note      -           -
+Exited    -         exit       exit     -         -          leave     -           -
+HostBad   lose      replace    replace  replace   lose       lose      lose        -
+Hung      -         hang       hang     -         -          -         -           -
+Diverged  -         -          diverge  -         -          -         -           -
+StopAsked stop      ask        ask      stop      stop       insist    -           give_way
+Isolated  isolate   isolate    isolate  isolate   isolate    isolate   -           -
+Expired   -         -          -        probe     launch     stop_hard -           come_back
+Unwatched -         probe      -        -         -          -         -           -
+Probed    -         sift       -        blame     -          -         -           -
+Requeued  -         -          -        -         -          -         answer      -
+Ended     -         -          -        -         -          -         -           follow
+"""
+
+_ANOTHER_LAUNCH = (Phase.LAUNCHING, Phase.PAUSING, Phase.REQUEUEING, Phase.OVER)
+LEADS: dict[str, tuple[Phase, ...]] = {
+    "place": (Phase.LAUNCHING, Phase.REQUEUEING, Phase.OVER),
+    "begin": (),
+    "go_on": (Phase.RUNNING, Phase.ASIDE, *_ANOTHER_LAUNCH),  # a host that could wait is replaced now
+    "note": (),
+    "exit": (Phase.SETTLING, Phase.REQUEUEING, Phase.OVER),
+    "leave": (Phase.REQUEUEING, Phase.OVER),
+    "lose": (Phase.ASIDE,),
+    "replace": (Phase.ASIDE, *_ANOTHER_LAUNCH),
+    "hang": _ANOTHER_LAUNCH,
+    "diverge": _ANOTHER_LAUNCH,
+    "stop": (Phase.REQUEUEING, Phase.OVER),
+    "ask": (Phase.STOPPING,),
+    "insist": (),
+    "give_way": (Phase.OVER,),
+    "isolate": (Phase.ASIDE,),
+    "probe": (),
+    "launch": (Phase.LAUNCHING,),
+    "stop_hard": (Phase.REQUEUEING, Phase.OVER),
+    "come_back": (Phase.REQUEUEING, Phase.OVER),
+    "sift": _ANOTHER_LAUNCH,
+    "blame": _ANOTHER_LAUNCH,
+    "answer": (Phase.OVER,),
+    "follow": (Phase.OVER,),
+}
+"""The phases that a rule may lead to, beside the one that it is in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +114,12 @@ class Limits:
     Args:
         settle_s: after a program's bad end, time for a verdict on a host to come.
         stop_s: from the request to the end of the program, before it is ended by force.
+        aside_s: how long a launcher that is cut off waits for another to lead, before it asks Slurm for the job.
     """
 
     settle_s: float = 8.0
     stop_s: float = 60.0
+    aside_s: float = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +128,16 @@ class Run:
 
     Args:
         needed: hosts that the program runs on.
+        least: the fewest hosts that it can run on.
         home: the launcher's own host.
         active: hosts of the current launch, in order of rank.
         spares: healthy hosts that stand by.
         out: hosts taken out in this attempt.
+        doubtful: hosts to be taken out when the next checkpoint is committed.
         restarts: all restarts since the run was submitted, attempts before this one included.
+        committed: the highest step ever committed.
+        restored: the step that this launch has begun from.
+        early: a program that dies within so many steps after it was restored has died early.
         can_requeue: "" when the job may be requeued, else the reason why not.
     """
 
@@ -91,14 +146,17 @@ class Run:
     home: str
     active: tuple[str, ...]
     spares: tuple[str, ...]
+    least: int = 0
     out: tuple[Host, ...] = ()
+    doubtful: tuple[Host, ...] = ()
     restarts: tuple[Restart, ...] = ()
     launch: int = 0
     step: int = 0
     committed: int = 0
+    restored: int = 0
+    early: int = 2
     stop_cause: Cause | None = None
-    exit_code: int = 0
-    exit_who: str = ""
+    exit: Exited | None = None
     can_requeue: str = ""
     limits: Limits = Limits()
 
@@ -112,78 +170,47 @@ def decide(run: Run, event: Event) -> Decision:
     Returns:
         The run as it is now, and the actions to take, in order.
     """
-    if run.phase is Phase.OVER:
-        return run, ()
-    match event:
-        case Placed(misplaced):
-            return _placed(run, misplaced) if run.phase is Phase.STARTING else (run, ())
-        case Progress(step, committed):
-            phase = Phase.RUNNING if run.phase is Phase.LAUNCHING else run.phase
-            return replace(run, phase=phase, step=step, committed=max(committed, run.committed)), ()
-        case Exited():
-            return _exited(run, event)
-        case HostBad():
-            return _host_bad(run, event)
-        case Hung(evidence, committed):
-            if run.phase not in (Phase.LAUNCHING, Phase.RUNNING):
-                return run, ()
-            return _again(run, Restart(Cause.PROGRAM_HUNG, committed, evidence=evidence))
-        case StopAsked(cause):
-            return _stop_asked(run, cause)
-        case Isolated(evidence):
-            if run.phase is Phase.REQUEUEING:
-                return run, ()
-            return _over(run, Ending.LEFT, f"this host is cut off: {evidence}", 1, (End(),))
-        case Expired():
-            if run.phase is Phase.STOPPING:
-                return _stopped(run)
-            return run, ((Probe((*run.active, *run.spares)),) if run.phase is Phase.SETTLING else ())
-        case Unwatched():
-            return run, ((Probe((*run.active, *run.spares)),) if run.phase is Phase.LAUNCHING else ())
-        case Probed(lost):
-            if run.phase is Phase.LAUNCHING and not lost:
-                return run, ()
-            return _probed(run, lost) if run.phase in (Phase.LAUNCHING, Phase.SETTLING) else (run, ())
-        case Requeued(ok, answer, cancelled):
-            if run.phase is not Phase.REQUEUEING:
-                return run, ()
-            if cancelled:
-                return _over(run, Ending.LEFT, answer, EXIT_STOPPED)
-            if ok:
-                return _over(run, Ending.LEFT, "requeued", 0)
-            return _over(run, Ending.BADLY, f"the job could not be requeued: {answer}", run.exit_code or 1)
+    rule = TABLE.get((run.phase, type(event)), "-")
+    return (run, ()) if rule == "-" else _RULES[rule](run, event)
 
 
-def _over(run: Run, ending: Ending, why: str, code: int, first: tuple[Action, ...] = ()) -> Decision:
-    return replace(run, phase=Phase.OVER), (*first, Finish(ending, why, code))
+# The rules, in the order of the table
 
 
-def _placed(run: Run, misplaced: tuple[Host, ...]) -> Decision:
-    bad = {host.name for host in misplaced}
-    everybody = (*run.active, *run.spares)
-    healthy = tuple(host for host in everybody if host not in bad)
-    run = replace(run, out=misplaced)
+def _place(run: Run, event: Placed) -> Decision:
+    bad = {host.name for host in event.misplaced}
+    healthy = tuple(host for host in (*run.active, *run.spares) if host not in bad)
+    run = replace(run, out=event.misplaced)
     # The program must have a rank on the launcher's host: a stop request reaches it through that host's memory.
-    if len(healthy) >= run.needed and run.home not in bad:
+    if len(healthy) >= (run.least or run.needed) and run.home not in bad:
         return _launch(replace(run, active=healthy[: run.needed], spares=healthy[run.needed :]))
     names = ", ".join(sorted(bad)) or "too few hosts"
     restart = Restart(Cause.MISPLACED, run.committed, evidence=f"the job was started on {names}, which it was to avoid")
     return _requeue(run, restart)
 
 
-def _launch(run: Run) -> Decision:
-    run = replace(run, phase=Phase.LAUNCHING, launch=run.launch + 1)
-    return run, (Launch(run.launch, run.active, run.spares),)
+def _begin(run: Run, event: Restored) -> Decision:
+    return replace(run, restored=event.step, step=event.step), ()
 
 
-def _exited(run: Run, event: Exited) -> Decision:
-    if run.phase not in (Phase.LAUNCHING, Phase.RUNNING, Phase.STOPPING):
+def _go_on(run: Run, event: Progress) -> Decision:
+    saved = event.committed > run.committed
+    run = replace(_reach(run, event), phase=Phase.RUNNING)
+    doubtful = next((host for host in run.doubtful if host.name in run.active), None)
+    if not saved or doubtful is None or not run.spares:
         return run, ()
-    run = replace(run, committed=max(event.committed, run.committed), exit_code=event.code, exit_who=event.who)
+    bad = HostBad(doubtful.name, doubtful.cause, doubtful.evidence, run.committed)
+    return _replace(replace(run, doubtful=tuple(host for host in run.doubtful if host is not doubtful)), bad)
+
+
+def _note(run: Run, event: Progress) -> Decision:
+    return _reach(run, event), ()
+
+
+def _exit(run: Run, event: Exited) -> Decision:
+    run = _ended(run, event)
     if event.code == 0:
         return _over(run, Ending.WELL, "the program ended", 0)
-    if run.phase is Phase.STOPPING:
-        return _stopped(run)
     if event.code == EXIT_STOPPED:  # Slurm's signal went to the steps and not to us
         return _stopped(replace(run, stop_cause=Cause.TIME_LIMIT), "(not by the launcher)")
     if event.code == EXIT_NOT_SHARED:
@@ -193,21 +220,34 @@ def _exited(run: Run, event: Exited) -> Decision:
     return replace(run, phase=Phase.SETTLING), (Wait(run.limits.settle_s),)
 
 
-def _host_bad(run: Run, event: HostBad) -> Decision:
-    here = {*run.active, *run.spares} - {host.name for host in run.out}
-    lost = {host.name: host for host in (Host(event.host, event.cause, event.evidence), *event.others)}
-    bad = tuple(host for name, host in lost.items() if name in here)
-    if run.home in {host.name for host in bad}:  # others would know better: a host that judges itself is cut off
-        return decide(run, Isolated(lost[run.home].evidence))
-    run = replace(
-        run,
-        out=(*run.out, *bad),
-        spares=tuple(host for host in run.spares if host not in lost),
-        committed=max(run.committed, event.committed),
-    )
+def _leave(run: Run, event: Exited) -> Decision:
+    run = _ended(run, event)
+    return _over(run, Ending.WELL, "the program ended", 0) if event.code == 0 else _stopped(run)
+
+
+def _lose(run: Run, event: HostBad) -> Decision:
+    """Hosts are lost, and nothing is started just now."""
+    if event.can_wait:
+        return run, ()
+    run, bad = _take_out(run, event)
+    own = next((host for host in bad if host.name == run.home), None)
+    if own is not None and own.cause in _NOT_HEARD:
+        return _isolate(run, Isolated(own.evidence))
+    return run, tuple(Record("host out", _loss(run, host)) for host in bad)
+
+
+def _replace(run: Run, event: HostBad) -> Decision:
+    if event.can_wait:  # it works, and slower than the others: only a spare is better
+        known = {host.name for host in (*run.doubtful, *run.out)}
+        doubt = Host(event.host, event.cause, event.evidence)
+        return (run if event.host in known else replace(run, doubtful=(*run.doubtful, doubt))), ()
+    run, bad = _take_out(run, event)
+    own = next((host for host in bad if host.name == run.home), None)
+    if own is not None and own.cause in _NOT_HEARD:  # others would know better: who judges itself so is cut off
+        return _isolate(run, Isolated(own.evidence))
+    if own is not None:
+        return _requeue(run, _loss(run, own))
     blamed = next((host for host in bad if host.name in run.active), None)
-    if run.phase not in (Phase.LAUNCHING, Phase.RUNNING, Phase.SETTLING):
-        blamed = None
     notes = [Record("host out", _loss(run, host)) for host in bad if host is not blamed]
     if blamed is None:
         return run, tuple(notes)
@@ -215,26 +255,161 @@ def _host_bad(run: Run, event: HostBad) -> Decision:
     return run, (*notes, *actions)
 
 
+def _hang(run: Run, event: Hung) -> Decision:
+    run, actions = _again(run, _restart(run, Cause.PROGRAM_HUNG, event.committed, event.evidence))
+    return run, (Stacks(run.active), *actions)
+
+
+def _diverge(run: Run, event: Diverged) -> Decision:
+    restart = _restart(run, Cause.DIVERGED, event.committed, event.evidence)
+    run, actions = _again(run, restart)
+    if event.before and not any(isinstance(action, Distrust) for action in actions):
+        actions = (Distrust(event.before, event.evidence), *actions)
+    return run, actions
+
+
+def _stop(run: Run, event: StopAsked) -> Decision:
+    """There is nothing to save."""
+    return _stopped(replace(run, stop_cause=event.cause))
+
+
+def _ask(run: Run, event: StopAsked) -> Decision:
+    run = replace(run, stop_cause=event.cause, phase=Phase.STOPPING)
+    return run, (AskStop(event.cause), Wait(run.limits.stop_s))
+
+
+def _insist(run: Run, event: StopAsked) -> Decision:
+    """A person who stops the run means more than a time limit that is near."""
+    return (replace(run, stop_cause=event.cause) if event.cause is Cause.STOPPED else run), ()
+
+
+def _give_way(run: Run, event: StopAsked) -> Decision:
+    return _over(run, Ending.LEFT, f"{event.cause}, while another launcher leads", EXIT_STOPPED)
+
+
+def _isolate(run: Run, event: Isolated) -> Decision:
+    restart = Restart(Cause.HOST_SILENT, run.committed, run.home, event.evidence)
+    return replace(run, phase=Phase.ASIDE), (Record("standing by", restart), End(), Wait(run.limits.aside_s))
+
+
+def _probe(run: Run, _event: Expired | Unwatched) -> Decision:
+    return run, (Probe((*run.active, *run.spares)),)
+
+
+def _start(run: Run, _event: Expired) -> Decision:
+    return _launch(run)
+
+
+def _stop_hard(run: Run, _event: Expired) -> Decision:
+    return _stopped(run)
+
+
+def _come_back(run: Run, _event: Expired) -> Decision:
+    """Nobody has taken over, and this host lives: the job is worth asking for."""
+    why = "this host was cut off, its program was ended, and no other launcher took over"
+    return _requeue(run, Restart(Cause.LAUNCHER_LOST, run.committed, evidence=why))
+
+
+def _sift(run: Run, event: Probed) -> Decision:
+    """Hosts were tried while the program starts."""
+    return _probed(run, event.lost) if event.lost else (run, ())
+
+
+def _blame(run: Run, event: Probed) -> Decision:
+    """Hosts were tried after the program ended badly."""
+    return _probed(run, event.lost)
+
+
+def _answer(run: Run, event: Requeued) -> Decision:
+    if event.cancelled:
+        return _over(run, Ending.LEFT, event.answer, EXIT_STOPPED)
+    if event.ok:
+        return _over(run, Ending.LEFT, event.answer or "requeued", 0)
+    why = f"the job could not be requeued: {event.answer}"
+    return _over(run, Ending.BADLY, why, (run.exit.code if run.exit else 0) or 1)
+
+
+def _follow(run: Run, event: Ended) -> Decision:
+    return _over(run, Ending.LEFT, f"another launcher led to the end: {event.ending}, {event.why}", event.code)
+
+
+# What rules have in common
+
+_NOT_HEARD = (Cause.HOST_SILENT, Cause.HOST_LOST)
+
+
+def _over(run: Run, ending: Ending, why: str, code: int, first: tuple[Action, ...] = ()) -> Decision:
+    return replace(run, phase=Phase.OVER), (*first, Finish(ending, why, code))
+
+
+def _reach(run: Run, event: Progress) -> Run:
+    return replace(run, step=event.step, committed=max(event.committed, run.committed))
+
+
+def _ended(run: Run, event: Exited) -> Run:
+    return replace(run, committed=max(event.committed, run.committed), exit=event)
+
+
+def _restart(run: Run, cause: Cause, committed: int, evidence: str) -> Restart:
+    highest = max(committed, run.committed)
+    return Restart(cause, highest, evidence=evidence, step=run.step, restored=run.restored)
+
+
 def _loss(run: Run, host: Host) -> Restart:
-    return Restart(host.cause, run.committed, host.name, host.evidence)
+    return Restart(host.cause, run.committed, host.name, host.evidence, run.step, run.restored)
+
+
+def _launch(run: Run) -> Decision:
+    run = replace(run, phase=Phase.LAUNCHING, launch=run.launch + 1, restored=0)
+    return run, (Launch(run.launch, run.active, run.spares),)
+
+
+def _take_out(run: Run, event: HostBad) -> tuple[Run, tuple[Host, ...]]:
+    """The run without the hosts that an event names, and those of them that it had."""
+    here = {*run.active, *run.spares} - {host.name for host in run.out}
+    named = {host.name: host for host in (Host(event.host, event.cause, event.evidence), *event.others)}
+    bad = tuple(host for name, host in named.items() if name in here)
+    spares = tuple(host for host in run.spares if host not in named)
+    out = (*run.out, *(host for host in bad if host.name != run.home or host.cause not in _NOT_HEARD))
+    return replace(run, out=out, spares=spares, committed=max(run.committed, event.committed)), bad
 
 
 def _again(run: Run, restart: Restart) -> Decision:
     """Restart in the allocation where that is possible, else requeue, else stop for good."""
-    run = replace(run, committed=max(run.committed, restart.committed))
-    restart = replace(restart, committed=run.committed)
+    run = replace(run, committed=restart.committed)
     if not tries_left(run.restarts, restart.cause, run.committed):
         return _no_progress(run, restart)
     bad = {host.name for host in run.out}
     survivors = [host for host in run.active if host not in bad]
-    if len(survivors) + len(run.spares) < run.needed:
+    if len(survivors) + len(run.spares) < (run.least or run.needed):
         return _requeue(run, restart)
-    # A survivor keeps its rank; spares take the places of the lost.
+    # A survivor keeps its rank; spares take the places of the lost, as far as there are any.
     spares = list(run.spares)
-    active = tuple(host if host not in bad else spares.pop(0) for host in run.active)
+    places = [host if host not in bad else (spares.pop(0) if spares else "") for host in run.active]
+    active = tuple(host for host in places if host)
+    while spares and len(active) < run.needed:  # it had to run on fewer for a while
+        active = (*active, spares.pop(0))
+    wait = pause_s(run.restarts, restart.cause, run.committed)
+    doubt = _distrust(run, restart)
     run = replace(run, active=active, spares=tuple(spares), restarts=(*run.restarts, restart))
+    first: tuple[Action, ...] = (Record("restart", restart), *doubt, End())
+    if wait:
+        return replace(run, phase=Phase.PAUSING), (*first, Record("pause", restart), Wait(wait))
     run, actions = _launch(run)
-    return run, (Record("restart", restart), End(), *actions)
+    return run, (*first, *actions)
+
+
+def _distrust(run: Run, restart: Restart) -> tuple[Distrust, ...]:
+    """A checkpoint after which the program has died early twice in a row is not used a third time."""
+
+    def early(one: Restart) -> bool:
+        return one.cause in OF_THE_PROGRAM and one.restored > 0 and one.step - one.restored <= run.early
+
+    before = run.restarts[-1] if run.restarts else None
+    if before is None or not early(before) or not early(restart) or before.restored != restart.restored:
+        return ()
+    evidence = f"the program began from step {restart.restored} twice and died within {run.early} steps"
+    return (Distrust(restart.restored, evidence),)
 
 
 def _no_progress(run: Run, restart: Restart) -> Decision:
@@ -242,39 +417,46 @@ def _no_progress(run: Run, restart: Restart) -> Decision:
     since = f"step {run.committed}" if run.committed else "the start"
     why = (
         f"{restart.cause} came {used + 1} times without a new checkpoint since {since}"
-        f"{': ' if restart.evidence else ''}{restart.evidence}. Look at the program's output, then submit again"
+        f"{': ' if restart.evidence else ''}{restart.evidence}. {_REMEDY.get(restart.cause, _LOOK)}, then submit again"
     )
-    return _over(run, Ending.BADLY, why, run.exit_code or 1, (Record("gave up", restart), End()))
+    return _over(run, Ending.BADLY, why, (run.exit.code if run.exit else 0) or 1, (Record("gave up", restart), End()))
+
+
+_LOOK = "Look at the program's output"
+_REMEDY = {
+    Cause.OUT_OF_MEMORY: "Ask for more memory (--mem), or let each rank hold less",
+    Cause.PROGRAM_HUNG: "See the stacks in the run directory's logs",
+    Cause.DIVERGED: "Look at the losses, and go on from an older checkpoint with other settings",
+    Cause.STORAGE: "See whether the run directory's file system is full or away",
+    Cause.TIME_LIMIT: "Save more often (--save-every), or ask for more time",
+}
 
 
 def _requeue(run: Run, restart: Restart) -> Decision:
     if not tries_left(run.restarts, restart.cause, run.committed):
         return _no_progress(run, restart)
-    if run.can_requeue:
-        why = f"{restart.cause} ({restart.evidence}), no spare is left, and {run.can_requeue}"
-        return _over(run, Ending.BADLY, why, 1, (Record("gave up", restart), End()))
     run = replace(run, phase=Phase.REQUEUEING, restarts=(*run.restarts, restart))
-    return run, (Record("restart", restart), End(), Requeue(restart.cause))
-
-
-def _stop_asked(run: Run, cause: Cause) -> Decision:
-    if run.phase in (Phase.STOPPING, Phase.REQUEUEING):
-        return run, ()
-    run = replace(run, stop_cause=cause)
-    if run.phase in (Phase.STARTING, Phase.SETTLING):
-        return _stopped(run)
-    return replace(run, phase=Phase.STOPPING), (AskStop(cause), Wait(run.limits.stop_s))
+    return run, (Record("restart", restart), End(), Requeue(restart.cause, follow_up=bool(run.can_requeue)))
 
 
 def _stopped(run: Run, asked: str = "") -> Decision:
-    if run.stop_cause is Cause.TIME_LIMIT:
+    cause = run.stop_cause or Cause.TERMINATED
+    left = run.exit is not None and run.exit.code == EXIT_STOPPED
+    if cause in (Cause.TIME_LIMIT, Cause.REQUEUED):
         evidence = "the program did not leave by itself"
-        if run.exit_code == EXIT_STOPPED:
+        if left:
             evidence = f"the program was asked to leave{' ' + asked if asked else ''}; step {run.committed} is saved"
-        return _requeue(run, Restart(Cause.TIME_LIMIT, run.committed, evidence=evidence))
+        elif run.phase is not Phase.STOPPING:
+            evidence = "no program was running"
+        return _requeue(run, Restart(cause, run.committed, evidence=evidence, step=run.step))
+    if cause is Cause.STOPPED:
+        why = f"stopped by a person; step {run.committed} is saved. To go on: transom submit with the same --run-dir"
+        restart = Restart(cause, run.committed, evidence=why, step=run.step)
+        return _over(run, Ending.STOPPED, why, EXIT_STOPPED, (Record("stopped", restart), End()))
     why = "Slurm ends the job: preempted, cancelled or requeued"
-    restart = Restart(run.stop_cause or Cause.TERMINATED, run.committed, evidence=why)
-    return _over(run, Ending.LEFT, why, run.exit_code or EXIT_STOPPED, (Record("stopped", restart), End()))
+    restart = Restart(cause, run.committed, evidence=why, step=run.step)
+    code = run.exit.code if run.exit else 0
+    return _over(run, Ending.LEFT, why, code or EXIT_STOPPED, (Record("stopped", restart), End()))
 
 
 def _probed(run: Run, lost: tuple[Host, ...]) -> Decision:
@@ -287,15 +469,53 @@ def _probed(run: Run, lost: tuple[Host, ...]) -> Decision:
     elif blamed is None and run.phase is Phase.LAUNCHING:  # spares alone: the program goes on
         actions = ()
     elif blamed is None:
-        run, actions = _program_failed(run)
+        assert run.exit is not None
+        run, actions = _again(run, _restart(run, run.exit.cause, run.committed, run.exit.evidence))
     else:
         run, actions = _again(run, _loss(run, blamed))
     notes = [Record("host out", _loss(run, host)) for host in lost if host is not blamed]
     return run, (*notes, *actions)
 
 
-def _program_failed(run: Run) -> Decision:
-    code, who = run.exit_code, f"{run.exit_who}: " if run.exit_who else ""
-    if code > 128:
-        return _again(run, Restart(Cause.PROGRAM_KILLED, run.committed, evidence=f"{who}died of signal {code - 128}"))
-    return _again(run, Restart(Cause.PROGRAM_ERROR, run.committed, evidence=f"{who}exit status {code}"))
+_RULES: dict[str, Callable[[Run, Any], Decision]] = {
+    "place": _place,
+    "begin": _begin,
+    "go_on": _go_on,
+    "note": _note,
+    "exit": _exit,
+    "leave": _leave,
+    "lose": _lose,
+    "replace": _replace,
+    "hang": _hang,
+    "diverge": _diverge,
+    "stop": _stop,
+    "ask": _ask,
+    "insist": _insist,
+    "give_way": _give_way,
+    "isolate": _isolate,
+    "probe": _probe,
+    "launch": _start,
+    "stop_hard": _stop_hard,
+    "come_back": _come_back,
+    "sift": _sift,
+    "blame": _blame,
+    "answer": _answer,
+    "follow": _follow,
+}
+
+
+def _read(text: str) -> dict[tuple[Phase, type[Event]], str]:
+    """The table as it stands above: a line an event, a column a phase, two spaces or more between columns."""
+    head, *lines = text.strip("\n").splitlines()
+    phases = [phase for phase in Phase if phase is not Phase.OVER]
+    assert head.split("  ")[-1] == phases[-1], "the columns are the phases, in their order"
+    kinds: dict[str, type[Event]] = {kind.__name__: kind for kind in get_args(Event)}
+    return {
+        (phase, kinds[name]): rule
+        for name, *rules in (line.split() for line in lines)
+        for phase, rule in zip(phases, rules, strict=True)
+    }
+
+
+TABLE = _read(_TABLE)
+"""The name of the rule for each event in each phase; "-" where it changes nothing. In `Phase.OVER` nothing does."""

@@ -21,6 +21,9 @@ class JobSpec:
 
     Args:
         nodes: nodes that the program runs on.
+        min_nodes: the fewest nodes that the program can run on, if it can be restored on another number of ranks. Where
+            nodes are lost and no spare is left, it goes on with what there is, instead of waiting in the queue. None:
+            it needs all of `nodes`.
         spares: nodes that are allocated besides and stand by; one takes over when a node fails.
         tasks_per_node: program processes (ranks) a node.
         time: time limit, as Slurm writes it ("2:00:00", "1-12"); None: the partition's default.
@@ -41,6 +44,7 @@ class JobSpec:
     """
 
     nodes: int = 1
+    min_nodes: int | None = None
     spares: int = 0
     tasks_per_node: int = 1
     time: str | None = None
@@ -71,13 +75,15 @@ class JobSpec:
             parse_time(self.time)
         expand_hosts(self.exclude)
         smallest = {"nodes": 1, "spares": 0, "tasks_per_node": 1, "keep": 1}
-        optional = {"cpus_per_task": 1, "gpus_per_node": 0, "copies": 0}
+        optional = {"cpus_per_task": 1, "gpus_per_node": 0, "copies": 0, "min_nodes": 1}
         for name, least in {**smallest, **optional}.items():
             value = getattr(self, name)
             if value is None and name in optional:
                 continue
             if type(value) is not int or value < least:
                 raise SpecError(f"{name} must be a whole number of at least {least}, not {value!r}", field=name)
+        if self.min_nodes is not None and self.min_nodes > self.nodes:
+            raise SpecError(f"min_nodes ({self.min_nodes}) is more than nodes ({self.nodes})", field="min_nodes")
         if self.save_every != "auto" and (type(self.save_every) is not int or self.save_every < 1):
             raise SpecError(
                 f"save_every must be a whole number of at least 1, or auto, not {self.save_every!r}", field="save_every"
