@@ -2,38 +2,70 @@
 
 from __future__ import annotations
 
+import os
+import re
 import signal
 import socket
+import stat
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from transom_hpc.slurm.site import SiteConfig
 from transom_hpc.tol.events import EXIT_NOT_SHARED, EXIT_STOPPED
+from transom_hpc.tol.exits import FirstExit, parse_exit
 from transom_hpc.tol.job import Job
 
 # Runs in every task around the program. The names are those of torch's env:// start and of torchrun (elastic/run).
 # The first task that ends badly leaves its status in a file (O_EXCL: one wins): srun would tell the highest status of
-# all, and that is the 137 of those that it killed because of the first. Rank 0 leaves a file when it has ended well:
-# srun's 0 alone does not prove that anything ran (tried: 0 after "aborted before step completely launched").
+# all, and that is the 137 of those that it killed because of the first. `exits.parse_exit` reads it. Beside the status
+# stands where the kernel's count of processes killed for memory has grown meanwhile, and below what the program said
+# of its end (`last_words`). Where the disk is full a symbolic link says it in short: its text needs no block.
+# Rank 0 leaves a file when it begins and one when it has ended well: srun's 0 alone does not prove that anything ran
+# (tried: 0 after "aborted before step completely launched").
 # A trap, unlike an ignored signal, is not inherited by the program. A task that was asked to leave ends well for srun,
 # which would else kill the slower ones; the last of them on a host gives the memory back, since it can't be reached
 # any more when Slurm ends the job.
 _TASK = f"""
+killed_for_memory() {{  # sets group and host: how many so far in this control group, on this host
+    local id kinds path file name count
+    group=0 host=0
+    while IFS=: read -r id kinds path; do
+        case $kinds in
+            '') file=/sys/fs/cgroup$path/memory.events;;
+            memory|memory,*|*,memory|*,memory,*) file=/sys/fs/cgroup/memory$path/memory.oom_control;;
+            *) continue;;
+        esac
+        [ -r "$file" ] || continue
+        while read -r name count; do [ "$name" != oom_kill ] || group=$((group + count)); done < "$file"
+    done < /proc/self/cgroup
+    while read -r name count; do [ "$name" != oom_kill ] || host=$count; done < /proc/vmstat
+}} 2>/dev/null
 if [ ! -d "$TRANSOM_RUN_DIR/journal" ]; then
     echo "transom: host $SLURMD_NODENAME does not see the run directory $TRANSOM_RUN_DIR" >&2
     exit {EXIT_NOT_SHARED}
 fi
 mkdir -p -m 700 "$TRANSOM_SHM"
 export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_STEP_NUM_TASKS LOCAL_RANK=$SLURM_LOCALID
+export TRANSOM_LAST_WORDS=$TRANSOM_SHM/died-$TRANSOM_ATTEMPT-$RANK
 trap : TERM INT HUP USR1 USR2
+[ "$RANK" -ne 0 ] || : > "$TRANSOM_BEGUN_FILE"
+killed_for_memory
+group_before=$group host_before=$host
 "$@"
 code=$?
 if [ $code -ne 0 ]; then
-    (set -o noclobber; echo "$RANK $SLURMD_NODENAME $code" > "$TRANSOM_EXIT_FILE") 2>/dev/null
+    killed_for_memory
+    oom=- words=
+    [ "$host" -le "$host_before" ] || oom=host
+    [ "$group" -le "$group_before" ] || oom=group
+    [ ! -r "$TRANSOM_LAST_WORDS" ] || IFS= read -r words < "$TRANSOM_LAST_WORDS"
+    short="$RANK $SLURMD_NODENAME $code $oom"
+    (set -o noclobber; printf '%s\\n%s\\n' "$short" "$words" > "$TRANSOM_EXIT_FILE") 2>/dev/null
+    [ -s "$TRANSOM_EXIT_FILE" ] || ln -s "$short
+${{words%% *}} -" "$TRANSOM_EXIT_FILE.short" 2>/dev/null
 elif [ "$RANK" -eq 0 ]; then
     : > "$TRANSOM_DONE_FILE"
 fi
@@ -52,10 +84,12 @@ class Step:
 
     Args:
         process: the srun process.
+        log: whether its complaints go where this process's go.
     """
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process: subprocess.Popen[str], log: bool = False) -> None:
         self.process = process
+        self._log_from = _log_size() if log else None
 
     @property
     def output(self) -> IO[str] | None:
@@ -66,6 +100,10 @@ class Step:
         """Exit status of the step, None while it runs; 128 + signal when a signal ended it."""
         code = self.process.poll()
         return code if code is None or code >= 0 else 128 - code
+
+    def words(self) -> list[str]:
+        """What Slurm has said of the step so far, line by line, where the job's output goes to a file."""
+        return [] if self._log_from is None else slurm_words(_log_since(self._log_from))
 
     def end(self, patience_s: float = 1.5) -> None:
         """End the step by force, within the given seconds and a little.
@@ -111,8 +149,8 @@ class Steps:
         """Start the program: `tasks_per_node` ranks a host, in the order of `hosts`.
 
         Args:
-            prefix: start of the names of this launch's files on the shared disk: PREFIX.exit is left by the first task
-                that ends badly, PREFIX.done by rank 0 that ended well.
+            prefix: start of the names of this launch's files on the shared disk: PREFIX.begun is left by rank 0 when it
+                begins, PREFIX.exit by the first task that ends badly, PREFIX.done by rank 0 that ended well.
         """
         hostfile = self._job.shm / f"{prefix.name}.hosts"  # srun reads it here; the shared disk may be full
         hostfile.write_text("".join(f"{host}\n" * tasks_per_node for host in hosts))
@@ -139,8 +177,7 @@ class Steps:
                 **master,
                 "LOCAL_WORLD_SIZE": str(tasks_per_node),
                 "SLURM_HOSTFILE": str(hostfile),
-                "TRANSOM_EXIT_FILE": f"{prefix}.exit",
-                "TRANSOM_DONE_FILE": f"{prefix}.done",
+                **{f"TRANSOM_{name.upper()}_FILE": str(_beside(prefix, name)) for name in ("begun", "done", "exit")},
                 **environment,
             },
         )
@@ -222,38 +259,59 @@ class Steps:
             text=True,
             errors="replace",
         )
-        return Step(process)
+        return Step(process, log=stderr is None)
 
 
-@dataclass(frozen=True, slots=True)
-class FirstExit:
-    """The first task of the program that ended badly.
+def slurm_words(text: str) -> list[str]:
+    """Slurm's own lines in the output of a step: what tasks print comes with their number in front, or without this."""
+    return [match[1].strip() for match in _SLURM_LINE.finditer(text)]
 
-    Args:
-        rank: its rank.
-        host: its host.
-        code: its exit status; 128 + signal when a signal ended it.
-    """
 
-    rank: int
-    host: str
-    code: int
+def _log_size() -> int | None:
+    """Bytes in the file that standard error goes to; None where it is none."""
+    try:
+        facts = os.fstat(2)
+    except OSError:
+        return None
+    return facts.st_size if stat.S_ISREG(facts.st_mode) else None
+
+
+def _log_since(start: int) -> str:
+    """The end of that file, from a byte on: 256 KiB of it at most."""
+    try:
+        with open("/proc/self/fd/2", "rb") as log:  # noqa: PTH123  (a file of its own, with an offset of its own)
+            size = log.seek(0, os.SEEK_END)
+            log.seek(max(start, size - (1 << 18)))
+            return log.read().decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def first_exit(prefix: Path) -> FirstExit | None:
     """What the first task that ended badly left; None when all ended well, or it was killed before it could."""
     try:
-        rank, host, code = prefix.with_name(f"{prefix.name}.exit").read_text().split()
-        return FirstExit(int(rank), host, int(code))
-    except (OSError, ValueError):
+        text = _beside(prefix, "exit").read_text(errors="replace")
+        # Where the disk was full the file is empty, and a symbolic link, which needs no block, tells the rest.
+        return parse_exit(text or str(_beside(prefix, "exit.short").readlink()))
+    except OSError:
         return None
 
 
 def ended_well(prefix: Path) -> bool:
     """Whether rank 0 of the program has ended well, by its own word."""
-    return prefix.with_name(f"{prefix.name}.done").exists()
+    return _beside(prefix, "done").exists()
 
 
+def has_begun(prefix: Path) -> bool:
+    """Whether the program has begun: rank 0 says so before it starts the program, and each rank at a bad end."""
+    return any(_beside(prefix, name).exists() for name in ("begun", "done", "exit"))
+
+
+def _beside(prefix: Path, name: str) -> Path:
+    return prefix.with_name(f"{prefix.name}.{name}")
+
+
+_SLURM_LINE = re.compile(r"^(?:srun|slurmstepd): error: (.*)$", re.MULTILINE)
 _BATCH_ONLY = frozenset(
     {
         "SLURM_NTASKS",
