@@ -23,15 +23,15 @@ from pathlib import Path
 PHASES = ("starting", "restoring", "training", "saving", "stopping")
 """What a program rank can be doing, in the order of a life; the position is what the record holds."""
 
-_MAGIC = b"TRBEAT01"
+_MAGIC = b"TRBEAT02"
 _HEAD = struct.Struct("<8sQ")  # magic, sequence number
-_BODY = struct.Struct("<IIQ24sBB6xqQddqd")
+_BODY = struct.Struct("<IIQ24sBB6xqQddqdqqQ")
 _CRC = struct.Struct("<I")
 _BODY_AT = _HEAD.size
 _CRC_AT = _BODY_AT + _BODY.size
 _SIZE = _CRC_AT + _CRC.size
 _FILE_BYTES = 256
-_HAS_LOSS, _HAS_STEP, _HAS_SAVED = 1, 2, 4
+_HAS_LOSS, _HAS_STEP, _HAS_SAVED, _HAS_BAD = 1, 2, 4, 8
 _NAME = re.compile(r"beat-\d{6,}")
 
 
@@ -51,6 +51,11 @@ class Heartbeat:
         loss: the last loss given, which may be NaN or infinite; None where none was ever given.
         saved_step: the newest step that it knows to be committed; None where there is none.
         stall_s: seconds that saving has held up the program, summed since its start.
+        bad_since: where the last loss is NaN or infinite, the first step of which that is so without a finite one
+            since; else None.
+        bad_count: how many losses have been NaN or infinite since then.
+        good_step: the last step whose loss was finite; before there is one, the step that the program began from.
+            What was saved at this step or later was never used for a finite loss. None before the first step.
     """
 
     rank: int
@@ -64,6 +69,9 @@ class Heartbeat:
     loss: float | None
     saved_step: int | None
     stall_s: float
+    bad_since: int | None = None
+    bad_count: int = 0
+    good_step: int | None = None
 
     def age_s(self, now_ns: int) -> float:
         """Seconds since it was written.
@@ -116,6 +124,9 @@ class HeartbeatWriter:
         self._loss = math.nan
         self._saved_step = -1
         self._stall_s = 0.0
+        self._bad_since = 0
+        self._bad_count = 0
+        self._good_step = -1
         try:
             self._map = _new_map(path)
             self._write(time.monotonic_ns())
@@ -140,11 +151,12 @@ class HeartbeatWriter:
             step = int(step)
             if self._step_ns and step > self._step:
                 self._step_s = (now - self._step_ns) / 1e9 / (step - self._step)
+            if not self._flags & _HAS_STEP:
+                self._good_step = step - 1
             self._step, self._step_ns = step, now
             self._flags |= _HAS_STEP
             if loss is not None:
-                self._loss = float(loss)
-                self._flags |= _HAS_LOSS
+                self._judge(step, float(loss))
             if saved_step is not None:
                 self._saved_step = int(saved_step)
                 self._flags |= _HAS_SAVED
@@ -155,6 +167,18 @@ class HeartbeatWriter:
             self._write(now)
         except Exception as error:  # the edge to the user's program, which must go on without us
             self._fail(error)
+
+    def _judge(self, step: int, loss: float) -> None:
+        self._loss = loss
+        self._flags |= _HAS_LOSS
+        if math.isfinite(loss):
+            self._good_step, self._bad_count = step, 0
+            self._flags &= ~_HAS_BAD
+            return
+        if not self._flags & _HAS_BAD:
+            self._bad_since = step
+            self._flags |= _HAS_BAD
+        self._bad_count += 1
 
     def phase(self, name: str) -> None:
         """Say what the program is doing now; `beat` sets "training" by itself.
@@ -194,6 +218,9 @@ class HeartbeatWriter:
             self._loss,
             self._saved_step,
             self._stall_s,
+            self._bad_since,
+            self._good_step,
+            self._bad_count,
         )
         crc = _CRC.pack(zlib.crc32(body, zlib.crc32(head)))
         shared[:_BODY_AT] = _HEAD.pack(_MAGIC, sequence - 1)
@@ -269,9 +296,9 @@ def parse_heartbeat(record: bytes) -> Heartbeat | None:
     sequence = _HEAD.unpack_from(record)[1]
     if sequence % 2 or _CRC.unpack_from(record, _CRC_AT)[0] != zlib.crc32(record[:_CRC_AT]):
         return None
-    pid, rank, start, attempt, phase, flags, step, beat_ns, step_s, loss, saved_step, stall_s = _BODY.unpack_from(
-        record, _BODY_AT
-    )
+    body = _BODY.unpack_from(record, _BODY_AT)
+    pid, rank, start, attempt, phase, flags, step, beat_ns, step_s, loss, saved_step, stall_s = body[:12]
+    bad_since, good_step, bad_count = body[12:]
     if phase >= len(PHASES):
         return None
     return Heartbeat(
@@ -286,6 +313,9 @@ def parse_heartbeat(record: bytes) -> Heartbeat | None:
         loss=loss if flags & _HAS_LOSS else None,
         saved_step=saved_step if flags & _HAS_SAVED else None,
         stall_s=stall_s,
+        bad_since=bad_since if flags & _HAS_BAD else None,
+        bad_count=bad_count,
+        good_step=good_step if flags & _HAS_STEP else None,
     )
 
 
@@ -308,6 +338,7 @@ def summarise(beats: Iterable[Heartbeat], running: Callable[[int, int], bool], n
     steps = [beat.step for beat in living if beat.step is not None]
     losses = [beat.loss for beat in living if beat.loss is not None]
     finite = [loss for loss in losses if math.isfinite(loss)]
+    bad = [beat for beat in living if beat.bad_since is not None]
     durations = [beat.step_s for beat in living if beat.step_s is not None]
     saved = [beat.saved_step for beat in living if beat.saved_step is not None]
     figures |= {
@@ -318,6 +349,9 @@ def summarise(beats: Iterable[Heartbeat], running: Callable[[int, int], bool], n
         "step_s": max(durations) if durations else None,
         "loss": sum(finite) / len(finite) if finite else None,
         "bad_losses": float(len(losses) - len(finite)),
+        "bad_since": min((float(beat.bad_since or 0) for beat in bad), default=None),
+        "bad_count": min((float(beat.bad_count) for beat in bad), default=None),
+        "good_step": min((float(beat.good_step or 0) for beat in bad), default=None),
         "saved_step": float(max(saved)) if saved else None,
         "stall_s": max(beat.stall_s for beat in living),
         "beat_age_s": max(beat.age_s(now_ns) for beat in living),

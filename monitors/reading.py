@@ -49,6 +49,9 @@ class Reading:
         step_s: duration of the last step, the slowest rank's.
         loss: mean of the ranks' last losses, those that are finite.
         bad_losses: ranks whose last loss is NaN or infinite.
+        bad_since: of those, the first step since which no loss was finite.
+        bad_count: of those, how many losses each has given since then, the fewest.
+        good_step: of those, the last step whose loss was finite, or that the program began from; the lowest.
         saved_step: newest step known to be committed.
         stall_s: seconds that saving held up the program since its start, the largest of the ranks.
         beat_age_s: seconds since the oldest of the last signs of life of the ranks.
@@ -85,6 +88,9 @@ class Reading:
     step_s: float | None = None
     loss: float | None = None
     bad_losses: float | None = None
+    bad_since: float | None = None
+    bad_count: float | None = None
+    good_step: float | None = None
     saved_step: float | None = None
     stall_s: float | None = None
     beat_age_s: float | None = None
@@ -98,7 +104,7 @@ class Reading:
 METRICS: tuple[str, ...] = tuple(field.name for field in fields(Reading) if field.name not in _IDENTITY)
 """Names of the figures, in the order of the record and of the columns in the store."""
 
-_MAGIC = b"TrR1"
+_MAGIC = b"TrR2"
 _RECORD = struct.Struct(f"<4sHxxQd64s24s{len(METRICS)}d")
 RECORD_BYTES = _RECORD.size
 """Size of a record on the wire."""

@@ -56,6 +56,9 @@ class Progress:
         phase: what the rank furthest behind does, see `heartbeat.PHASES`.
         behind: that rank.
         hosts: hosts that are heard.
+        bad_since: of the ranks whose last loss is bad, the first step since which none was finite; else None.
+        bad_count: of those, how many losses each has given since then, the fewest.
+        good_step: of those, the last step whose loss was finite, or that the program began from; the lowest.
     """
 
     ranks: int
@@ -71,6 +74,9 @@ class Progress:
     phase: str | None = None
     behind: Behind | None = None
     hosts: int = 0
+    bad_since: int | None = None
+    bad_count: int = 0
+    good_step: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

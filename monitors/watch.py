@@ -5,9 +5,10 @@ Pure: time and readings are arguments. Holds the last reading of each rank and w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-from transom_hpc.monitors.heartbeat import PHASES
+from transom_hpc.monitors.heartbeat import PHASES, Heartbeat
 from transom_hpc.monitors.reading import Reading
 from transom_hpc.monitors.succession import Member, Rules, Standing
 from transom_hpc.monitors.verdict import Alone, Behind, Cleared, Message, Progress, Ready, Replaced, Verdict
@@ -89,6 +90,9 @@ class Watch:
             step_s=_top([reading.step_s for reading in readings]),
             loss=sum(loss * (ranks or 0.0) for loss, ranks in weights) / total if total else None,
             bad_losses=int(sum(reading.bad_losses or 0 for reading in readings)),
+            bad_since=_whole(_least([reading.bad_since for reading in readings])),
+            bad_count=_whole(_least([reading.bad_count for reading in readings])) or 0,
+            good_step=_whole(_least([reading.good_step for reading in readings])),
             saved_step=_whole(_top([reading.saved_step for reading in readings])),
             stall_s=_top([reading.stall_s for reading in readings]),
             phase=None if behind is None or behind[1].phase is None else PHASES[int(behind[1].phase)],
@@ -164,8 +168,37 @@ class Watch:
         return {} if last is None else dict(last[0].figures())
 
 
+def own_word(beats: Sequence[Heartbeat]) -> Progress:
+    """How far the program is, from the heartbeats of one host alone, for when no sidecar speaks.
+
+    Args:
+        beats: of one launch; ranks that have taken no step yet are left aside.
+    """
+    begun = [beat for beat in beats if beat.step is not None]
+    if not begun:
+        return Progress(0)
+    last = min(begun, key=lambda beat: beat.step or 0)
+    finite = [beat.loss for beat in begun if beat.loss is not None and math.isfinite(beat.loss)]
+    bad = [beat for beat in begun if beat.bad_since is not None]
+    return Progress(
+        len(begun),
+        step_min=last.step,
+        step_s=last.step_s,
+        loss=sum(finite) / len(finite) if finite else None,
+        bad_losses=len(bad),
+        bad_since=min((beat.bad_since or 0 for beat in bad), default=None),
+        bad_count=min((beat.bad_count for beat in bad), default=0),
+        good_step=min((beat.good_step or 0 for beat in bad), default=None),
+        saved_step=last.saved_step,
+    )
+
+
 def _top(values: list[float | None]) -> float | None:
     return max((value for value in values if value is not None), default=None)
+
+
+def _least(values: list[float | None]) -> float | None:
+    return min((value for value in values if value is not None), default=None)
 
 
 def _whole(value: float | None) -> int | None:

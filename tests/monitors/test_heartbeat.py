@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import subprocess
@@ -53,6 +54,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         loss=2.5,
         saved_step=8,
         stall_s=0.75,
+        good_step=12,
     )
     writer.phase("stopping")
     writer.beat(14, loss=math.nan)
@@ -250,10 +252,43 @@ def test_the_summary_of_a_host() -> None:
         "step_s": 0.5,
         "loss": 2.0,
         "bad_losses": 1.0,
+        "bad_since": None,
+        "bad_count": None,
+        "good_step": None,
         "saved_step": 3.0,
         "stall_s": 0.25,
         "beat_age_s": 2.0,
     }
+
+
+def test_since_when_a_loss_is_bad_is_exact_however_seldom_it_is_read(tmp_path: Path) -> None:
+    writer = HeartbeatWriter(beat_path(tmp_path, 0), 0, ATTEMPT)
+
+    def bad() -> tuple[int | None, int, int | None]:
+        (beat,) = read_heartbeats(tmp_path, ATTEMPT)
+        return beat.bad_since, beat.bad_count, beat.good_step
+
+    assert bad() == (None, 0, None)
+    writer.beat(101)
+    assert bad() == (None, 0, 100)  # what it began from has led to no loss yet
+    writer.beat(102, loss=math.nan)
+    writer.beat(103)  # no loss at this step: it says nothing
+    writer.beat(104, loss=-math.inf)
+    assert bad() == (102, 2, 100)
+    writer.beat(105, loss=1.0)
+    assert bad() == (None, 0, 105)
+    writer.beat(106)
+    writer.beat(107, loss=math.inf)
+    writer.phase("saving")
+    assert bad() == (107, 1, 105)
+
+
+def test_the_summary_of_bad_losses_is_the_earliest_of_the_ranks_that_have_them() -> None:
+    fine = beat(0, 60, loss=1.0)
+    one = dataclasses.replace(beat(1, 60, loss=math.nan), bad_since=50, bad_count=11, good_step=49)
+    two = dataclasses.replace(beat(2, 60, loss=math.inf), bad_since=51, bad_count=2, good_step=45)
+    figures = summarise([fine, one, two], lambda *_: True, 0)
+    assert [figures[name] for name in ("bad_losses", "bad_since", "bad_count", "good_step")] == [2.0, 50.0, 2.0, 45.0]
 
 
 def test_a_rank_without_a_step_is_behind_all() -> None:

@@ -38,7 +38,7 @@ def test_foreign_bytes_are_no_reading(record: bytes) -> None:
 
 def test_a_record_of_another_version_is_no_reading() -> None:
     record = encode_reading(Reading("n1", "A0001-L01", 1, 0.0))
-    assert decode_reading(b"TrR0" + record[4:]) is None
+    assert decode_reading(b"TrR1" + record[4:]) is None
     assert decode_reading(record + b"\0" * 8) is None
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+from transom_hpc.monitors.heartbeat import Heartbeat
 from transom_hpc.monitors.reading import Reading
 from transom_hpc.monitors.succession import Member, Ping, Rules, Standing
 from transom_hpc.monitors.verdict import Alone, Behind, Cleared, Progress, Ready, Replaced, Verdict
-from transom_hpc.monitors.watch import Watch
+from transom_hpc.monitors.watch import Watch, own_word
 
 RULES = Rules(ping_s=0.5, silent_after_s=6.0, isolated_after_s=12.0, start_deadline_s=15.0)
 
@@ -120,6 +122,28 @@ def test_progress_over_all_hosts_that_are_heard() -> None:
         behind=Behind("n1", 2),
         hosts=2,
     )
+
+
+def test_bad_losses_of_all_hosts() -> None:
+    one = watch(3)
+    where: dict[str, float | None] = {"ranks": 1, "step_min": 60}
+    one.take(0, reading("n0", **where, loss=1.0, bad_losses=0), 10.0)
+    one.take(1, reading("n1", **where, bad_losses=1, bad_since=50, bad_count=11, good_step=49), 10.0)
+    one.take(2, reading("n2", **where, bad_losses=1, bad_since=51, bad_count=2, good_step=45), 10.0)
+    said = one.progress(10.0)
+    assert (said.bad_losses, said.bad_since, said.bad_count, said.good_step) == (2, 50, 2, 45)
+
+
+def test_the_word_of_one_hosts_heartbeats() -> None:
+    def beat(rank: int, step: int | None, loss: float | None, **bad: int) -> Heartbeat:
+        return Heartbeat(rank, "A0001-L01", 1, 0, "training", step, 0, 0.5, loss, 40, 0.0, **bad)
+
+    assert own_word([beat(0, None, None)]) == Progress(0)
+    both = [beat(0, 61, math.nan, bad_since=52, bad_count=10, good_step=51), beat(1, 60, 2.0), beat(2, None, None)]
+    assert own_word(both) == Progress(
+        2, step_min=60, step_s=0.5, loss=2.0, bad_losses=1, bad_since=52, bad_count=10, good_step=51, saved_step=40
+    )
+    assert own_word(both[:1]).loss is None  # never NaN, which the journal could not keep
 
 
 def test_no_step_as_long_as_one_rank_has_none() -> None:
