@@ -21,6 +21,7 @@ from transom_hpc.base.errors import SaveError, UsageError
 from transom_hpc.ckpt import interval
 from transom_hpc.ckpt.pace import Wish
 from transom_hpc.monitors.heartbeat import HeartbeatWriter
+from transom_hpc.tol import last_words, traces
 from transom_hpc.tol.events import EXIT_STOPPED
 
 _STOP = max(Wish) + 1
@@ -131,6 +132,8 @@ class Checkpointer(ckpt.Checkpointer):
         attempt = environment.get("TRANSOM_ATTEMPT", "")
         shm.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._heartbeat = HeartbeatWriter(shm / f"beat-{self.rank:06d}", self.rank, attempt)
+        last_words.listen(self.rank)
+        traces.offer(shm, self.rank)
         self._stop_file = shm / "stop"
         try:
             for number in (getattr(signal, f"SIG{environment.get('TRANSOM_SIGNAL', 'USR1')}"), signal.SIGTERM):

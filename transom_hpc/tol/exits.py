@@ -50,11 +50,19 @@ def parse_exit(text: str) -> FirstExit | None:
         found = FirstExit(int(rank), host, int(code), oom=more[0] if more and more[0] in _OOM else "")
     except ValueError:
         return None
-    match = _SAID.match(said)
-    if match is None:
+    words = parse_said(said)
+    if words is None:
         return found
-    own = found.rank if match[2] == "-" else int(match[2])
-    return FirstExit(own, found.host, found.code, found.oom, match[1], " ".join(match[3].split()))
+    kind, own, text = words
+    return FirstExit(found.rank if own is None else own, found.host, found.code, found.oom, kind, text)
+
+
+def parse_said(text: str) -> tuple[str, int | None, str] | None:
+    """Read what a rank has said of its own end, `KIND RANK TEXT`: kind, rank (None where it is not said), text."""
+    match = _SAID.match(text)
+    if match is None:
+        return None
+    return match[1], None if match[2] == "-" else int(match[2]), " ".join(match[3].split())
 
 
 def classify(first: FirstExit | None, code: int, started: bool = True, words: Sequence[str] = ()) -> tuple[Cause, str]:

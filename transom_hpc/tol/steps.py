@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import socket
-import stat
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
 from transom_hpc.slurm.site import SiteConfig
+from transom_hpc.tol.behind import parse_stand, who_is_behind
+from transom_hpc.tol.complaints import Complaints
 from transom_hpc.tol.events import EXIT_NOT_SHARED, EXIT_STOPPED
 from transom_hpc.tol.exits import FirstExit, parse_exit
 from transom_hpc.tol.job import Job
@@ -89,7 +90,7 @@ class Step:
 
     def __init__(self, process: subprocess.Popen[str], log: bool = False) -> None:
         self.process = process
-        self._log_from = _log_size() if log else None
+        self._log = Complaints() if log else None
 
     @property
     def output(self) -> IO[str] | None:
@@ -103,7 +104,7 @@ class Step:
 
     def words(self) -> list[str]:
         """What Slurm has said of the step so far, line by line, where the job's output goes to a file."""
-        return [] if self._log_from is None else slurm_words(_log_since(self._log_from))
+        return [] if self._log is None else self._log.lines()
 
     def end(self, patience_s: float = 1.5) -> None:
         """End the step by force, within the given seconds and a little.
@@ -229,6 +230,44 @@ class Steps:
                 lost[host] = f"no step can be started on {host}: {words[-1] if words else 'srun gave no reason'}"
         return lost if len(lost) < len(hosts) else {}
 
+    def stacks(self, hosts: Sequence[str], attempt: str, folder: Path, patience_s: float = 8.0) -> str:
+        """Have the stacks of every rank on these hosts written into a folder on the shared disk.
+
+        Args:
+            hosts: where to look; one that does not answer in time is left.
+            attempt: the launch, as "A0001-L01".
+            folder: made if missing, by the hosts: the files are HOST-rankN.txt.
+            patience_s: for all of it.
+
+        Returns:
+            One sentence: which rank is behind, and where it stands.
+        """
+        until = time.monotonic() + patience_s
+        argv = [
+            sys.executable,
+            "-P",
+            "-m",
+            "transom_hpc.tol.stacks",
+            f"--attempt={attempt}",
+            f"--shm={self._job.shm}",
+            f"--folder={folder}",
+            f"--patience={0.6 * patience_s:.1f}",  # the rest is for srun and the start of Python
+        ]
+        arguments = [*_one_each(hosts), "--kill-on-bad-exit=0", "--gres=none", "--cpu-bind=none", "--job-name=stacks"]
+        with open(os.memfd_create("stacks"), "w+b") as said:  # noqa: PTH123  (it has no path)
+            step = self._start([*arguments, "--mpi=none"], argv, {}, stdout=said, stderr=subprocess.DEVNULL)
+            lines: list[str] = []
+            unheard = set(hosts)
+            while unheard:
+                ended = step.poll() is not None
+                lines = os.pread(said.fileno(), 1 << 24, 0).decode(errors="replace").splitlines()
+                unheard -= {line.removeprefix("done ") for line in lines if line.startswith("done ")}
+                if ended or time.monotonic() >= until - 0.5:
+                    break
+                time.sleep(0.05)
+            step.end(0.4)
+        return who_is_behind([stand for line in lines if (stand := parse_stand(line))], unheard)
+
     def clean(self, hosts: Sequence[str], patience_s: float = 8.0) -> None:
         """Remove the job's folder in the shared memory of each host; hosts that don't answer in time are left."""
         arguments = [*_one_each(hosts), "--kill-on-bad-exit=0", "--gres=none", "--job-name=clean", "--mpi=none"]
@@ -262,31 +301,6 @@ class Steps:
         return Step(process, log=stderr is None)
 
 
-def slurm_words(text: str) -> list[str]:
-    """Slurm's own lines in the output of a step: what tasks print comes with their number in front, or without this."""
-    return [match[1].strip() for match in _SLURM_LINE.finditer(text)]
-
-
-def _log_size() -> int | None:
-    """Bytes in the file that standard error goes to; None where it is none."""
-    try:
-        facts = os.fstat(2)
-    except OSError:
-        return None
-    return facts.st_size if stat.S_ISREG(facts.st_mode) else None
-
-
-def _log_since(start: int) -> str:
-    """The end of that file, from a byte on: 256 KiB of it at most."""
-    try:
-        with open("/proc/self/fd/2", "rb") as log:  # noqa: PTH123  (a file of its own, with an offset of its own)
-            size = log.seek(0, os.SEEK_END)
-            log.seek(max(start, size - (1 << 18)))
-            return log.read().decode(errors="replace")
-    except OSError:
-        return ""
-
-
 def first_exit(prefix: Path) -> FirstExit | None:
     """What the first task that ended badly left; None when all ended well, or it was killed before it could."""
     try:
@@ -311,7 +325,6 @@ def _beside(prefix: Path, name: str) -> Path:
     return prefix.with_name(f"{prefix.name}.{name}")
 
 
-_SLURM_LINE = re.compile(r"^(?:srun|slurmstepd): error: (.*)$", re.MULTILINE)
 _BATCH_ONLY = frozenset(
     {
         "SLURM_NTASKS",
