@@ -16,7 +16,7 @@ ROOT = Path(transom_hpc.__file__).resolve().parent
 FLOORS = {"base": 0, "slurm": 1, "ckpt": 1, "monitors": 1, "tol": 2, "lab": 3, "cli": 4, "__main__": 5}
 # Decisions and parsers: no process, clock, file, or heavy library.
 PURE = {
-    "slurm": ["hosts", "jobid", "states", "text", "times"],
+    "slurm": ["environment", "hosts", "jobid", "resubmission", "states", "text", "times"],
     "ckpt": ["borrow", "dtypes", "interval", "layout", "manifest", "portions", "reads", "retention", "stock"],
     "monitors": ["reading", "detect_silence", "succession", "verdict"],
     "tol": ["attempt", "causes", "divergence", "exclusion", "hang", "history", "phases", "reliability"],

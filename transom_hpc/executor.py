@@ -14,15 +14,13 @@ from typing import Any
 import submitit
 
 from transom_hpc.base.errors import SlurmRefused, SlurmUnreachable
-from transom_hpc.lookup import find_unheard
 from transom_hpc.slurm.commands import SlurmCommands
+from transom_hpc.slurm.environment import environment_of_a_new_job
+from transom_hpc.slurm.lookup import find_unheard
 from transom_hpc.slurm.site import SiteConfig
 from transom_hpc.tol.rundir import RunDir
 from transom_hpc.tol.spec import JobSpec
 
-# What a job leaves in its children and would change the meaning of an sbatch called from inside it.
-_FROM_A_JOB = ("SLURM_", "SBATCH_", "SRUN_", "PMIX_", "PMI_", "OMPI_", "TRANSOM_")
-_KEPT = frozenset({"SLURM_CONF"})
 # What sbatch says when the controller has not answered, and may have taken the job all the same.
 _SILENCE = re.compile(r"timed out|unable to contact|connect|communication|zero bytes|sense of sbatch", re.IGNORECASE)
 
@@ -139,7 +137,7 @@ class LauncherExecutor(submitit.SlurmExecutor):
 
 @contextmanager
 def _outside_of_jobs() -> Iterator[None]:
-    hidden = {name: value for name, value in os.environ.items() if name.startswith(_FROM_A_JOB) and name not in _KEPT}
+    hidden = {name: os.environ[name] for name in os.environ.keys() - environment_of_a_new_job(os.environ).keys()}
     for name in hidden:
         del os.environ[name]
     try:

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from transom_hpc.base.errors import RunDirError, SlurmError, SlurmMissing, SlurmRefused, SlurmUnreachable, SpecError
-from transom_hpc.lookup import find_job
 from transom_hpc.run import Run
 from transom_hpc.slurm.commands import SlurmCommands
+from transom_hpc.slurm.lookup import find_job
 from transom_hpc.slurm.site import SiteConfig, load_site
 from transom_hpc.slurm.times import parse_time
 from transom_hpc.tol.history import fold

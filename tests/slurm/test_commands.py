@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from transom_hpc.base.errors import SlurmError, SlurmMissing, SlurmRefused, SlurmUnreachable
-from transom_hpc.slurm.commands import SlurmCommands, clean_environment
+from transom_hpc.slurm.commands import SlurmCommands
+from transom_hpc.slurm.environment import clean_environment
 
 Program = Callable[[str, str], Path]
 RECORDED = Path(__file__).parents[1] / "recorded/slurm-22.05.8"

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -123,7 +123,7 @@ class ScriptedSlurm:
     def accounting(self, job_ids: Sequence[int], *, duplicates: bool = True) -> list[AccountRow]:
         raise NotImplementedError
 
-    def nodes(self, hosts: Sequence[str] | None = None) -> list[NodeRow]:
+    def nodes(self, hosts: Sequence[str] | None = None, *, partition: str = "") -> list[NodeRow]:
         raise NotImplementedError
 
     def partitions(self) -> list[str]:
@@ -136,6 +136,14 @@ class ScriptedSlurm:
         raise NotImplementedError
 
     def signal_step(self, job_id: int, step: int | str, signal_name: str) -> None:
+        raise NotImplementedError
+
+    def script(self, job_id: int) -> str:
+        raise NotImplementedError
+
+    def submit(
+        self, options: Sequence[str], script: Path, arguments: Sequence[str], environment: Mapping[str, str]
+    ) -> int:
         raise NotImplementedError
 
     def version(self) -> str:

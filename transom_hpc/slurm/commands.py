@@ -14,9 +14,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from transom_hpc.base.errors import SlurmError, SlurmMissing, SlurmRefused, SlurmUnreachable
+from transom_hpc.slurm.environment import clean_environment
 from transom_hpc.slurm.hosts import fold_hosts
 from transom_hpc.slurm.text import (
     SACCT_FIELDS,
@@ -66,8 +68,13 @@ class Slurm(Protocol):
             SlurmRefused: it knows no such job (it forgets a job minutes after its end).
         """
 
-    def nodes(self, hosts: Sequence[str] | None = None) -> list[NodeRow]:
-        """Nodes of the cluster; those of `hosts` that Slurm does not know are absent. None: all."""
+    def nodes(self, hosts: Sequence[str] | None = None, *, partition: str = "") -> list[NodeRow]:
+        """Nodes of the cluster, or of one or several partitions ("a,b").
+
+        Args:
+            hosts: which; one that Slurm does not know is just absent. None: all.
+            partition: "" for all.
+        """
 
     def partitions(self) -> list[str]:
         """Names of all partitions."""
@@ -94,16 +101,32 @@ class Slurm(Protocol):
     def signal_step(self, job_id: int, step: int | str, signal_name: str) -> None:
         """Send a signal to the tasks of a step, or with step 'batch' to the batch script alone."""
 
+    def script(self, job_id: int) -> str:
+        """The batch script of a job of mine.
+
+        Raises:
+            SlurmRefused: it has none (salloc), or Slurm does not know the job any more.
+        """
+
+    def submit(
+        self, options: Sequence[str], script: Path, arguments: Sequence[str], environment: Mapping[str, str]
+    ) -> int:
+        """Submit a batch script; the job's id.
+
+        Args:
+            options: of sbatch.
+            script: whose text Slurm keeps.
+            arguments: of the script.
+            environment: what the job inherits.
+
+        Raises:
+            SlurmUnreachable: no answer; the job may be there all the same.
+        """
+
     def version(self) -> str:
         """'22.05.8'."""
 
 
-# What a program of Slurm must still find: where its controller is, and its credentials.
-_KEPT = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SLURM_CLUSTERS", "SLURM_SACK_KEY"}) | {
-    "SLURM_SACK_JWKS",
-}
-# What a job leaves in its environment, and what changes what Slurm's programs do or print (SQUEUE_FORMAT…).
-_SCRUBBED = re.compile(r"(SLURM|SLURMD|SBATCH|SALLOC|SRUN|SQUEUE|SINFO|SACCT|SCANCEL|SCONTROL|PMIX|PMI2?|OMPI|PRTE)_.*")
 # Times in one format, array expressions whole, messages in English.
 _ANSWERS = {"SLURM_TIME_FORMAT": "standard", "SLURM_BITSTR_LEN": "0", "LC_ALL": "C"}
 
@@ -133,19 +156,6 @@ for number in {sorted(int(one) for one in _JOB_SIGNALS)}:
     signal.signal(number, signal.SIG_IGN)
 os.execvp(sys.argv[1], sys.argv[1:])
 """
-
-
-def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment for a program of Slurm: without what the job that we may be in has left there.
-
-    Args:
-        environment: as it is; `os.environ` as a rule.
-
-    Returns:
-        Without SLURM_*, SBATCH_*, PMIX_*, PMI_*, OMPI_* and the settings of squeue and its sisters, but with what
-        says where Slurm is: SLURM_CONF, SLURM_CLUSTERS, the credentials.
-    """
-    return {name: value for name, value in environment.items() if name in _KEPT or not _SCRUBBED.fullmatch(name)}
 
 
 class SlurmCommands:
@@ -190,8 +200,9 @@ class SlurmCommands:
                 return job
         return facts[0]
 
-    def nodes(self, hosts: Sequence[str] | None = None) -> list[NodeRow]:
+    def nodes(self, hosts: Sequence[str] | None = None, *, partition: str = "") -> list[NodeRow]:
         command = ["sinfo", "--all", "-N", "-o", SINFO_FORMAT]
+        command += [f"--partition={partition}"] if partition else []
         if hosts is None:
             return parse_sinfo(self._ask(command))
         if not hosts:
@@ -252,6 +263,19 @@ class SlurmCommands:
         where = ["--batch", str(job_id)] if step == "batch" else [f"{job_id}.{step}"]
         self._tell(["scancel", f"--signal={name}", *where])
 
+    def script(self, job_id: int) -> str:
+        return self._ask(["scontrol", "write", "batch_script", str(job_id), "-"])
+
+    def submit(
+        self, options: Sequence[str], script: Path, arguments: Sequence[str], environment: Mapping[str, str]
+    ) -> int:
+        command = ["sbatch", "--parsable", *options, str(script), *arguments]
+        code, output, complaint = self._run(command, environment)
+        found = re.match(r"[0-9]+", output)  # with several clusters: 123;name
+        if code != 0 or found is None:
+            raise _failure(command, code, complaint or output, otherwise=SlurmRefused)
+        return int(found[0])
+
     def version(self) -> str:
         answer = self._ask(["squeue", "--version"])
         found = re.search(r"[0-9]+(?:\.[0-9]+)+\S*", answer)
@@ -277,7 +301,7 @@ class SlurmCommands:
         if _REFUSED.search(complaint) and "error" in complaint.lower():
             raise _failure(command, code, complaint, otherwise=SlurmError)
 
-    def _run(self, command: Sequence[str]) -> tuple[int, str, str]:
+    def _run(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> tuple[int, str, str]:
         """Exit status, output and complaint of one program, within the timeout; nothing of it is left behind."""
         if not shutil.which(command[0]):
             raise SlurmMissing(
@@ -285,7 +309,7 @@ class SlurmCommands:
                 command=command[0],
             )
         try:
-            process = self._spawn(command)
+            process = self._spawn(command, environment or clean_environment(os.environ) | _ANSWERS)
         except OSError as error:
             raise SlurmUnreachable(f"{command[0]} can't be started: {error}", command=_line(command)) from error
         try:
@@ -302,7 +326,7 @@ class SlurmCommands:
             raise
         return process.returncode, output, complaint
 
-    def _spawn(self, command: Sequence[str]) -> subprocess.Popen[str]:
+    def _spawn(self, command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
         # A blocked signal stays blocked over fork and exec, is a matter of this thread alone, and holds from the
         # child's first instruction: there is no moment in which it is unprotected. (SIG_IGN belongs to the whole
         # process and is the main thread's to set; a handler is not inherited; a session of its own does not help, as
@@ -316,7 +340,7 @@ class SlurmCommands:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env=clean_environment(os.environ) | _ANSWERS,
+                env=environment,
                 encoding="utf-8",
                 errors="replace",
                 process_group=0,  # so that what it started goes with it

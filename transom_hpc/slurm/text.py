@@ -9,7 +9,7 @@ A field that is missing or makes no sense is an error, never a default: the call
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar
@@ -94,6 +94,8 @@ class JobFacts:
     work_dir: str
     std_out: str
     std_err: str
+    words: Mapping[str, str]
+    """All of scontrol's one-word fields, as it prints them: what the job asked for beyond the above."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,6 +316,7 @@ def _job_facts(record: str) -> JobFacts:
         work_dir=lines.get("WorkDir", ""),
         std_out=lines.get("StdOut", ""),
         std_err=lines.get("StdErr", ""),
+        words=words,
     )
 
 

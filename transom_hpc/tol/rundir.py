@@ -53,6 +53,11 @@ class RunDir:
         """Folder of the logs."""
         return self.path / "logs"
 
+    @property
+    def request(self) -> Path:
+        """request.json: what a person asks of the launcher, until it has taken it up."""
+        return self.path / "request.json"
+
     def create(self) -> None:
         """Make the directory and its folders; one that is there already is kept.
 
@@ -121,7 +126,7 @@ class RunDir:
         return False
 
 
-_OURS = frozenset({"spec.json", "journal", "checkpoints", "logs", "health"})
+_OURS = frozenset({"spec.json", "request.json", "journal", "checkpoints", "logs", "health"})
 
 
 def _file_system(path: Path) -> str:

@@ -9,8 +9,8 @@ import pytest
 
 from transom_hpc.base.errors import SlurmRefused, SlurmUnreachable
 from transom_hpc.executor import LauncherExecutor
-from transom_hpc.lookup import find_unheard
 from transom_hpc.slurm.commands import SlurmCommands
+from transom_hpc.slurm.lookup import find_unheard
 from transom_hpc.slurm.site import SiteConfig
 from transom_hpc.slurm.text import RS, US
 from transom_hpc.tol.rundir import RunDir
@@ -43,7 +43,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    monkeypatch.setattr("transom_hpc.lookup._PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr("transom_hpc.slurm.lookup._PAUSES_S", (0.0, 0.0))
     answer(folder, "srun", "exit 0")
     return folder
 
