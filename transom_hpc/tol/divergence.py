@@ -27,17 +27,18 @@ BAD_LOSSES = 3
 """So many losses must have been given meanwhile: some programs give one in a hundred steps."""
 
 PAST = 200
-"""Words of the past whose median and spread a loss is compared with, the newest ones."""
+"""Words of the past that say what is usual, the newest ones."""
 LEAST_PAST = 40
 """Before there are so many, nothing is called a spike."""
 RECENT = 12
 """Words in a row that must be too high."""
 RECENT_STEPS = 20
 """Steps that these must span."""
-SPREADS = 12.0
-"""A loss is too high when it is so many spreads above the median of the past..."""
 RANGES = 3.0
-"""... and at least so many times as far above the highest that there ever was as that is above the lowest."""
+"""A loss is too high when it is so many times as far above the highest that there ever was as that is above the lowest.
+That keeps out what the run has had before: the first losses of all, cycles of the learning rate, wild ones."""
+LEAST_RANGE = 0.01
+"""Nothing varies less, as a part of the median of the past."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,14 +145,6 @@ class Losses:
         self._lowest = min(self._lowest, *(one.loss for one in losses))
 
     def _is_far_above(self, loss: float) -> bool:
-        """Whether a loss is far above those of the past: of their median by their usual spread, and of all of them.
-
-        The median and the median distance from it are hardly moved by single losses that are wild; the range of all
-        keeps out what the run has had before: the first losses of all, cycles of the learning rate, wild ones.
-        """
         if len(self._past) < LEAST_PAST or loss <= self._highest + RANGES * (self._highest - self._lowest):
             return False
-        past = [one.loss for one in self._past]
-        middle = median(past)
-        spread = 1.4826 * median(abs(one - middle) for one in past)
-        return loss > middle + SPREADS * max(spread, 1e-3 * abs(middle))
+        return loss > self._highest + RANGES * LEAST_RANGE * abs(median(one.loss for one in self._past))
