@@ -6,7 +6,8 @@ import os
 import re
 import stat
 
-_LINE = re.compile(r"^(?:srun|slurmstepd): error: (.*)$", re.MULTILINE)
+# srun's own, and what it passes on from the hosts: "slurmstepd-n1: error: …", with a task's number where it labels.
+_LINE = re.compile(r"^(?:srun|(?:\d+: +)?slurmstepd(?:-\S+)?): error: (.*)$", re.MULTILINE)
 _MOST_BYTES = 1 << 18
 
 
@@ -36,5 +37,5 @@ class Complaints:
 
 
 def slurm_lines(text: str) -> list[str]:
-    """Slurm's own lines in the output of a step: those of tasks have their number in front, or another beginning."""
+    """Slurm's own lines in the output of a step, in order."""
     return [match[1].strip() for match in _LINE.finditer(text)]

@@ -114,8 +114,9 @@ def _unsaid(code: int, started: bool, words: Sequence[str]) -> tuple[Cause, str]
     slurm = _last(words, _OOM_WORDS)
     if slurm:
         return Cause.OUT_OF_MEMORY, f"Slurm says: {slurm}"
-    last = _last(words, re.compile(""))
-    why = f": {last}" if last else " (its words are in the log)"
+    # The first is the reason: then come the tasks that srun ended because of it.
+    telling = [line for line in words if not _OF_NO_WEIGHT.search(line)] or words
+    why = f": {telling[0]}" if telling else " (its words are in the log)"
     if not started:
         return Cause.SLURM, f"srun did not start the program{why}"
     if code == 0:
@@ -136,6 +137,7 @@ def _last(words: Sequence[str], form: re.Pattern[str]) -> str:
 _OOM = frozenset({"group", "host"})
 _SAID = re.compile(r"(memory|storage|error) (\d{1,9}|-) ?(.*)")
 _OOM_WORDS = re.compile(r"oom.?kill|out of memory|exceeded (step|job) memory|memory limit", re.IGNORECASE)
+_OF_NO_WEIGHT = re.compile(r"task[s ].*: Terminated$|retrying|couldn't chdir")
 # torch's data loader, torchrun and multiprocessing of a process of theirs that SIGKILL has ended.
 _OF_KILLED = re.compile(r"killed by signal: Killed|SIGKILL|exit ?code:? ?-9|terminated abruptly", re.IGNORECASE)
 # Of Linux on all processors that Slurm runs on but mips, alpha and sparc.
