@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import psutil
@@ -17,6 +17,7 @@ from transom_hpc.monitors.heartbeat import start_ticks
 
 _PROGRAM = "TRANSOM_ATTEMPT"
 _SERVER = "TRANSOM_SERVER"
+_MEMORY = "TRANSOM_SHM"
 
 
 def is_running(pid: int, started: int) -> bool:
@@ -51,7 +52,7 @@ def end_program(attempt: str, exclude_pids: Collection[int] = (), deadline_s: fl
     Returns:
         the pids that were sent SIGKILL, in order.
     """
-    return _end(f"{_PROGRAM}={attempt}", exclude_pids, deadline_s)
+    return _end(lambda entries: f"{_PROGRAM}={attempt}".encode() in entries, exclude_pids, deadline_s)
 
 
 def end_server(shm: Path) -> list[int]:
@@ -60,10 +61,38 @@ def end_server(shm: Path) -> list[int]:
     Returns:
         the pids that were sent SIGKILL, in order.
     """
-    return _end(f"{_SERVER}={shm}", (), 3.0)
+    return _end(lambda entries: f"{_SERVER}={shm}".encode() in entries, (), 3.0)
 
 
-def _end(mark: str, exclude_pids: Collection[int], deadline_s: float) -> list[int]:
+def end_older_steps(job_id: int, step_id: int, shm: Path, deadline_s: float = 5.0) -> list[int]:
+    """Kill this user's processes on this host that belong to a folder in shared memory and to an older step of a job.
+
+    Those are programs, sidecars and checkpoint servers; the steps of a job are numbered in the order of their start.
+
+    Args:
+        job_id: the job.
+        step_id: the caller's step: it, and later ones, are spared.
+        shm: value of TRANSOM_SHM or TRANSOM_SERVER.
+        deadline_s: when to stop looking.
+
+    Returns:
+        the pids that were sent SIGKILL, in order.
+    """
+    marks = {f"{_MEMORY}={shm}".encode(), f"{_SERVER}={shm}".encode()}
+
+    def older(entries: list[bytes]) -> bool:
+        if marks.isdisjoint(entries) or f"SLURM_JOB_ID={job_id}".encode() not in entries:
+            return False
+        number = next((entry[14:] for entry in entries if entry.startswith(b"SLURM_STEP_ID=")), b"")
+        return number.isdigit() and int(number) < step_id
+
+    return _end(older, (), deadline_s)
+
+
+_Mark = Callable[[list[bytes]], bool]
+
+
+def _end(mark: _Mark, exclude_pids: Collection[int], deadline_s: float) -> list[int]:
     me = psutil.Process()
     spared = {me.pid, *exclude_pids, *(p.pid for p in me.parents()), *(p.pid for p in me.children(recursive=True))}
     killed: set[int] = set()
@@ -80,7 +109,7 @@ def _end(mark: str, exclude_pids: Collection[int], deadline_s: float) -> list[in
 
 def program_pids(attempt: str) -> list[int]:
     """This user's processes on this host that belong to an attempt, in order; this one is not among them."""
-    return sorted(pid for pid in _own_pids() - {os.getpid()} if _has(pid, f"{_PROGRAM}={attempt}"))
+    return sorted(pid for pid in _own_pids() - {os.getpid()} if f"{_PROGRAM}={attempt}".encode() in _environment(pid))
 
 
 def _own_pids() -> set[int]:
@@ -96,14 +125,14 @@ def _own_pids() -> set[int]:
     return found
 
 
-def _kill_if_of(pid: int, mark: str) -> bool:
+def _kill_if_of(pid: int, mark: _Mark) -> bool:
     """Kill a process if it has the mark. It is held by a descriptor: its number may pass to another."""
     try:
         handle = os.pidfd_open(pid)
     except OSError:  # gone meanwhile
         return False
     try:
-        if not _has(pid, mark):
+        if not mark(_environment(pid)):
             return False
         signal.pidfd_send_signal(handle, signal.SIGKILL)
         return True
@@ -113,9 +142,8 @@ def _kill_if_of(pid: int, mark: str) -> bool:
         os.close(handle)
 
 
-def _has(pid: int, mark: str) -> bool:
+def _environment(pid: int) -> list[bytes]:
     try:
-        entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")  # empty for a zombie
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")  # empty for a zombie
     except OSError:  # gone meanwhile, or not ours to read
-        return False
-    return mark.encode() in entries
+        return []

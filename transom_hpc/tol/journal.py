@@ -136,6 +136,14 @@ def newer_than(folder: Path, number: int) -> bool:
         return False
 
 
+def begun_after(folder: Path, number: int) -> bool:
+    """Whether the launcher of an attempt after this one has begun to write, as far as the folder can be read."""
+    try:
+        return any(int(path.name[1:5]) > number for path in folder.glob("A[0-9][0-9][0-9][0-9]-*.jsonl"))
+    except OSError:
+        return False
+
+
 def claim_number(folder: Path) -> int:
     """Take the next attempt number of a run; two claimants never get the same one.
 
@@ -145,13 +153,29 @@ def claim_number(folder: Path) -> int:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         number = max((int(path.name[1:5]) for path in folder.glob("A[0-9][0-9][0-9][0-9]*")), default=0) + 1
-        while True:
-            try:
-                os.close(os.open(folder / f"A{number:04d}.claim", os.O_CREAT | os.O_EXCL, 0o644))
-            except FileExistsError:
-                number += 1
-                continue
-            fsync_dir(folder)
-            return number
+        while not _claim(folder, number):
+            number += 1
+        return number
     except OSError as error:
         raise RunDirError(f"can't write in the run directory {folder.parent}: {error.strerror}", path=folder) from error
+
+
+def claim_exactly(folder: Path, number: int) -> bool:
+    """Take this attempt number of a run, if nobody has it yet.
+
+    Raises:
+        RunDirError: the folder can't be written.
+    """
+    try:
+        return _claim(folder, number)
+    except OSError as error:
+        raise RunDirError(f"can't write in the run directory {folder.parent}: {error.strerror}", path=folder) from error
+
+
+def _claim(folder: Path, number: int) -> bool:
+    try:
+        os.close(os.open(folder / f"A{number:04d}.claim", os.O_CREAT | os.O_EXCL, 0o644))
+    except FileExistsError:
+        return False
+    fsync_dir(folder)
+    return True

@@ -20,7 +20,7 @@ from transom_hpc.monitors import verdict
 from transom_hpc.slurm.commands import Slurm
 from transom_hpc.slurm.hosts import fold_hosts
 from transom_hpc.slurm.site import SiteConfig
-from transom_hpc.tol import events, phases
+from transom_hpc.tol import events, phases, succession
 from transom_hpc.tol.admission import misplaced, refuse_where_wrong, why_no_requeue
 from transom_hpc.tol.attempt import Attempt
 from transom_hpc.tol.causes import Cause, Restart
@@ -28,7 +28,7 @@ from transom_hpc.tol.diary import Diary
 from transom_hpc.tol.hang import START_DEADLINE_S, HangWatch
 from transom_hpc.tol.history import restarts_of_job
 from transom_hpc.tol.job import Job
-from transom_hpc.tol.journal import Journal, claim_number, newer_than
+from transom_hpc.tol.journal import Journal, begun_after, claim_number, newer_than
 from transom_hpc.tol.keeper import Keeper
 from transom_hpc.tol.pace import Pace
 from transom_hpc.tol.reliability import Interruptions, interruptions
@@ -39,6 +39,7 @@ from transom_hpc.tol.steps import Step, Steps, ended_well, first_exit
 from transom_hpc.tol.watcher import Watcher
 
 _TICK_S = 0.2
+_LOOK_S = 3.0
 
 
 class Launcher:
@@ -52,6 +53,7 @@ class Launcher:
         slurm: Slurm's commands.
         environment: what the program inherits.
         clock: time.
+        taken: the launcher that this one takes over from; None: it starts the run, or a new life of its job.
     """
 
     def __init__(
@@ -63,7 +65,9 @@ class Launcher:
         slurm: Slurm,
         environment: Mapping[str, str],
         clock: Clock | None = None,
+        taken: succession.TakeOver | None = None,
     ) -> None:
+        self._taken = taken
         self._dir = run
         self._submitted = submitted
         self._job = job
@@ -87,6 +91,7 @@ class Launcher:
             site.copies if spec.copies is None else spec.copies,
         )
         self._deadline: float | None = None
+        self._look_at = 0.0  # when to look next whether another launcher leads, and to which end
         self._attempt = Attempt(0, 0)
         self._diary = Diary()
         self._seen_committed = 0
@@ -118,19 +123,24 @@ class Launcher:
     def _run(self) -> int:
         entries = self._dir.entries()
         refuse_where_wrong(self._dir, entries, self._job, self._slurm)
-        number = claim_number(self._dir.journal)
+        taken = self._taken
+        number = claim_number(self._dir.journal) if taken is None else taken.before + 1
         self._diary = Diary(Journal(self._dir.journal, number, self._job.home, self._clock))
         self._attempt = Attempt(number, 0)
         spec = self._submitted.spec
         needed = spec.nodes
         hosts = (self._job.home, *(host for host in self._job.hosts if host != self._job.home))
+        estate = succession.Estate(hosts[:needed], hosts[needed:], ())
+        if taken is not None:
+            estate = succession.estate(entries, taken, self._job)
+            hosts = estate.living
         settle_s = self._site.sample_period_s * self._site.silent_periods + 1.5
         self._state = phases.Run(
             phase=phases.Phase.STARTING,
             needed=needed,
             home=self._job.home,
-            active=hosts[:needed],
-            spares=hosts[needed:],
+            active=estate.active,
+            spares=estate.spares,
             least=needed if spec.min_nodes is None else spec.min_nodes,
             restarts=restarts_of_job(entries, str(self._job.job_id)),
             committed=self._committed(),
@@ -147,18 +157,32 @@ class Launcher:
             home=self._job.home,
             committed=self._state.committed,
             can_requeue=self._state.can_requeue,
+            succeeds=str(Attempt(taken.before, 0)) if taken else "",
         )
         self._say(
             f"attempt {number} of run {self._dir.path} on {fold_hosts(hosts)}, {len(hosts) - needed} of them spare"
         )
-        if len(hosts) < self._state.least:
+        if taken is not None:
+            finish = self._handle(self._take_over(taken, estate))
+        elif len(hosts) < self._state.least:
             raise LaunchError(
                 f"the job has {len(hosts)} nodes and the program needs {self._state.least}", run=self._dir.path
             )
-        finish = self._handle(events.Placed(misplaced(entries, self._job, self._clock.wall())))
+        else:
+            finish = self._handle(events.Placed(misplaced(entries, self._job, self._clock.wall())))
         while finish is None:
             finish = self._turn()
         return self._close(finish)
+
+    def _take_over(self, taken: succession.TakeOver, estate: succession.Estate) -> events.Probed:
+        """End what the lost launcher has left on the living hosts; what goes on is decided as after a fault here."""
+        self._say(f"takes over from attempt {taken.before}: {taken.evidence}")
+        exited = events.Exited(1, self._state.committed, Cause.LAUNCHER_LOST, taken.evidence)
+        self._state = replace(self._state, phase=phases.Phase.SETTLING, exit=exited)
+        lost = [events.Host(host, Cause.HOST_SILENT, taken.evidence) for host in estate.lost]
+        for host, evidence in succession.clear(self._steps, estate.living, self._job.shm).items():
+            lost.append(events.Host(host, Cause.HOST_LOST, evidence))
+        return events.Probed(tuple(lost))
 
     # The loop
 
@@ -203,8 +227,12 @@ class Launcher:
             self._deadline = None
             found.append(events.Expired())
         number = self._attempt.number
-        if not all(isinstance(event, events.Progress) for event in found) and newer_than(self._dir.journal, number):
-            # This host stood still, and the job has been requeued meanwhile: what we did now would hit the new attempt.
+        look = now >= self._look_at
+        if look:
+            self._look_at = now + _LOOK_S
+        acts = not all(isinstance(event, events.Progress) for event in found)
+        if (acts or look) and newer_than(self._dir.journal, number):
+            # This host stood still or was cut off, and another leads now: what we did would hit the new attempt.
             return [events.Isolated(f"attempt {number + 1} of this run has begun")]
         return found
 
@@ -225,8 +253,13 @@ class Launcher:
         """What concerns a launcher that stands by: Slurm's signals, and whether another leads, and to which end."""
         self._clock.sleep(_TICK_S)
         found = self._signalled()
+        if not found and self._clock.now() >= self._look_at:
+            self._look_at = self._clock.now() + _LOOK_S
+            ended = succession.end_of_successor(self._dir, self._attempt.number)
+            if ended is not None:
+                return [ended]
         if not found and self._deadline is not None and self._clock.now() >= self._deadline:
-            if newer_than(self._dir.journal, self._attempt.number):
+            if begun_after(self._dir.journal, self._attempt.number):
                 self._deadline += self._state.limits.aside_s
             else:
                 self._deadline = None
@@ -315,7 +348,7 @@ class Launcher:
         self._job.shm.mkdir(mode=0o700, exist_ok=True)
         (self._job.shm / "stop").unlink(missing_ok=True)
         environment = self._program_environment()
-        if (action.launch > 1 or self._job.restarts) and not self._keeper.stays(action.hosts):
+        if (action.launch > 1 or self._job.restarts or self._taken) and not self._keeper.stays(action.hosts):
             environment["TRANSOM_GATHERING"] = str(self._attempt)  # new servers bring what other hosts have in memory
         self._program = self._steps.program(
             self._submitted.program,
@@ -483,4 +516,5 @@ class Launcher:
         self._diary.say(text)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        self._signals.append(number)
+        if number not in self._signals:  # Slurm may tell every process, and who started us tells us too
+            self._signals.append(number)

@@ -199,8 +199,15 @@ class Steps:
         with log.open("ab") as words:
             return self._start(arguments, argv, {**network, **environment}, stdout=words, stderr=words)
 
-    def probe(self, hosts: Sequence[str], patience_s: float = 10.0) -> dict[str, str]:
+    def probe(
+        self, hosts: Sequence[str], patience_s: float = 10.0, *, argv: Sequence[str] = ("true",)
+    ) -> dict[str, str]:
         """Try a step on each host.
+
+        Args:
+            hosts: the hosts.
+            patience_s: for all of them together.
+            argv: what the step does.
 
         Returns:
             The hosts on which it could not be started or did not end in time, with Slurm's words; none when that was
@@ -210,7 +217,7 @@ class Steps:
         steps = {
             host: self._start(
                 [*_one_each([host]), "--gres=none", "--job-name=probe", "--mpi=none"],
-                ["true"],
+                argv,
                 {},
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
