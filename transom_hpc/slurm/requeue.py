@@ -11,7 +11,7 @@ survive SIGTERM (its batch shell too: when that ends, Slurm kills the rest), and
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from transom_hpc.base.clock import Clock
@@ -45,6 +45,7 @@ def requeue_excluding(
     user_excludes: Iterable[str],
     clock: Clock,
     deadline_s: float,
+    let_back: Collection[str] = (),
 ) -> RequeueOutcome:
     """Requeue a job and make it avoid some hosts.
 
@@ -52,9 +53,10 @@ def requeue_excluding(
         slurm: whose programs survive SIGTERM when the job is our own.
         job_id: a batch job, running or completing.
         hosts: to be avoided from now on.
-        user_excludes: hosts that the user asked to avoid; they and those that the job avoids already stay.
+        user_excludes: hosts that the user asked to avoid; they stay, as do those that the job avoids already.
         clock: for the deadline.
         deadline_s: from now, less than KillWait. One question may outlast it, by the timeout of `slurm`.
+        let_back: hosts that an earlier life of the job was made to avoid, and that it need not avoid any more.
 
     Returns:
         What came of it; nothing is raised for an answer of Slurm's, nor for its silence: the caller is dying.
@@ -66,7 +68,7 @@ def requeue_excluding(
     try:
         before = slurm.show_job(job_id)
         restarts = before.restarts
-        wanted = dict.fromkeys([*before.exc_hosts, *wanted])
+        wanted = dict.fromkeys([*(host for host in before.exc_hosts if host not in let_back), *wanted])
     except TransomError as error:
         answer = _words(error)
 
