@@ -132,7 +132,7 @@ class Checkpointer(ckpt.Checkpointer):
         attempt = environment.get("TRANSOM_ATTEMPT", "")
         shm.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._heartbeat = HeartbeatWriter(shm / f"beat-{self.rank:06d}", self.rank, attempt)
-        last_words.listen(self.rank)
+        last_words.listen(self.rank, self.world_size)
         traces.offer(shm, self.rank)
         self._stop_file = shm / "stop"
         try:

@@ -36,8 +36,7 @@ def at(rank: int, step: int | None = 41, place: str = WAIT, age_s: float = 30.0,
         ),
         (
             [at(0), at(1), at(2, failed="ValueError: x (train.py:7)", place="train.py:9 in finalize"), at(3)],
-            "rank 2 on n2 is behind, at step 41: it has failed and does not end (ValueError: x (train.py:7)), "
-            "train.py:9 in finalize",
+            "rank 2 on n2 is behind, at step 41: it has failed and does not end (ValueError: x (train.py:7))",
         ),
         (
             [at(0), *(at(rank, place="", state="has ended", age_s=rank) for rank in range(1, 7))],

@@ -71,6 +71,15 @@ OOM_LINES = (
             "rank 2 on n3: ValueError: x (a.py:1), then it died of SIGABRT",
         ),
         (
+            FirstExit(2, "n3", 142, kind="error", text="ValueError: x (a.py:1)"),
+            142,
+            True,
+            (),
+            Cause.PROGRAM_ERROR,
+            "rank 2 on n3: ValueError: x (a.py:1), and it did not end by itself",
+        ),
+        (FirstExit(2, "n3", 142), 142, True, (), Cause.PROGRAM_KILLED, "rank 2 on n3 died of SIGALRM"),
+        (
             FirstExit(2, "n3", 137, oom="group"),
             137,
             True,

@@ -79,7 +79,7 @@ def run(tmp_path: Path, shm: Path) -> Run:
 
 JOIN = """\
 from transom_hpc.tol import last_words
-last_words.listen(2)
+last_words.listen(2, 4)
 """
 
 
@@ -144,6 +144,23 @@ def test_the_end_of_a_child_is_not_that_of_the_rank(run: Run) -> None:
         raise KeyError("of the rank")
     """
     assert run(JOIN + textwrap.dedent(program)).text == "KeyError: 'of the rank' (train.py:8)"
+
+
+def test_a_failed_rank_that_does_not_end(run: Run) -> None:
+    """As in MPI_Finalize, which waits for the others after the interpreter has gone."""
+    program = """
+        import ctypes
+        last_words.END_S = 0.5
+        at_the_very_end = ctypes.CFUNCTYPE(None)(("pause", ctypes.CDLL(None)))
+        ctypes.pythonapi.Py_AtExit(at_the_very_end)
+        raise ValueError("x")
+    """
+    found = run(JOIN + textwrap.dedent(program))
+    assert found.code == 128 + signal.SIGALRM
+    assert classify(found, 142) == (
+        Cause.PROGRAM_ERROR,
+        "rank 2 on n3: ValueError: x (train.py:8), and it did not end by itself",
+    )
 
 
 def test_memory_that_is_not_to_be_had(run: Run) -> None:

@@ -35,7 +35,7 @@ from transom_hpc.monitors.heartbeat import HeartbeatWriter
 from transom_hpc.tol import last_words, traces
 rank, shm = int(os.environ["RANK"]), Path(os.environ["TRANSOM_SHM"])
 beat = HeartbeatWriter(shm / f"beat-{rank:06d}", rank, os.environ["TRANSOM_ATTEMPT"])
-last_words.listen(rank)
+last_words.listen(rank, 4)
 traces.offer(shm, rank)
 """
 # srun as a script: it runs the tasks on this host, and where there is a file `dead` one host gives no answer.

@@ -100,10 +100,11 @@ def _at(stand: Stand) -> str:
 
 
 def _where(stand: Stand) -> str:
-    said = [f"it has failed and does not end ({stand.failed})"] if stand.failed else []
-    said += [f"it {stand.state}"] if stand.state else []
-    said += [stand.place] if stand.place else []
-    return ", ".join(said) or "where it stands is not known"
+    if stand.failed:
+        return f"it has failed and does not end ({stand.failed})"
+    if stand.state:
+        return ", ".join(filter(None, (f"it {stand.state}", stand.place)))
+    return stand.place or "where it stands is not known"
 
 
 def _also(chosen: Sequence[Stand], first: Stand) -> str:

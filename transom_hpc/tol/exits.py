@@ -97,7 +97,8 @@ def classify(first: FirstExit | None, code: int, started: bool = True, words: Se
     if first.kind == "storage":
         return Cause.STORAGE, f"{first.name}: {said}"
     if first.kind:
-        return Cause.PROGRAM_ERROR, f"{first.name}: {said or how}{f', then it {how}' if by_signal else ''}"
+        after = ", and it did not end by itself" if _signal_of(first.code) == _ALARM else f", then it {how}"
+        return Cause.PROGRAM_ERROR, f"{first.name}: {said or how}{after if by_signal else ''}"
     if by_signal:
         return Cause.PROGRAM_KILLED, f"{first.name} {how}"
     return Cause.PROGRAM_ERROR, f"{first.name}: {how}"
@@ -134,6 +135,7 @@ def _last(words: Sequence[str], form: re.Pattern[str]) -> str:
     return next((line for line in reversed(words) if form.search(line)), "")
 
 
+_ALARM = 14  # see last_words
 _OOM = frozenset({"group", "host"})
 _SAID = re.compile(r"(memory|storage|error) (\d{1,9}|-) ?(.*)")
 _OOM_WORDS = re.compile(r"oom.?kill|out of memory|exceeded (step|job) memory|memory limit", re.IGNORECASE)

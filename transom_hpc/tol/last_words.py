@@ -11,6 +11,7 @@ import contextlib
 import errno
 import os
 import re
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,20 +20,25 @@ from types import TracebackType
 _VARIABLE = "TRANSOM_LAST_WORDS"
 _MOST_CHARS = 240
 
+END_S = 30
+"""Seconds that a failed rank has to end by itself, while the others may wait for it in vain."""
+
 _pid = 0
 _rank = 0
+_others = False
 _written: BaseException | None = None
 
 
-def listen(rank: int) -> None:
+def listen(rank: int, world_size: int) -> None:
     """From now on leave a line where the launcher's wrapper of this task looks for it, when an exception ends this.
 
     Args:
         rank: this process's rank.
+        world_size: how many ranks there are.
     """
-    global _pid, _rank
+    global _pid, _rank, _others
     first = not _pid
-    _pid, _rank = os.getpid(), rank
+    _pid, _rank, _others = os.getpid(), rank, world_size > 1
     if first:
         _chain()
         # Who sets a hook of their own later may not call ours; Python notes the exception before it calls any.
@@ -63,6 +69,11 @@ def _leave(error: BaseException | None) -> None:
             os.write(fd, line)
         finally:
             os.close(fd)
+    if _others:
+        # MPI_Finalize waits for ranks that wait for this one. Nothing of Python's outlives the interpreter; this does.
+        with contextlib.suppress(Exception):  # not the main thread
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.setitimer(signal.ITIMER_REAL, END_S)
 
 
 def kind_of(error: BaseException) -> str:
