@@ -20,6 +20,7 @@ from transom_hpc.ckpt import state as states
 from transom_hpc.ckpt.agree import MEMORY, Outcome
 from transom_hpc.ckpt.blank import Blanks
 from transom_hpc.ckpt.commit import Job
+from transom_hpc.ckpt.distrust import Distrust
 from transom_hpc.ckpt.files import Files
 from transom_hpc.ckpt.handover import GATHERING, Handover
 from transom_hpc.ckpt.meeting import Abandoned, Alone, FileMeeting, LeftOut, Meeting
@@ -79,6 +80,8 @@ class Checkpointer:
             Checkpointer at the same place of the program then, unless it is "direct".
         mtbf_s: mean time between failures of the whole program, in seconds, for every="auto"; None: as is usual for one
             node.
+        distrust: "STEP@ATTEMPT": what was saved at this step or later, by this attempt or an earlier one, is not to be
+            restored, from whatever memory or file. The files are put aside.
         files, clock: the hands; tests give others.
 
     Raises:
@@ -107,6 +110,7 @@ class Checkpointer:
         data_files: int = 1,
         writer: Asked = "auto",
         mtbf_s: float | None = None,
+        distrust: str | None = None,
         files: Files | None = None,
         clock: Clock | None = None,
     ) -> None:
@@ -121,6 +125,7 @@ class Checkpointer:
         self._keep = keep if isinstance(keep, Keep) else Keep(last=keep)
         self._policy = on_save_error
         self._unpickle = unpickle
+        self._distrust = Distrust.parse(distrust or "")
         self._deadline_s = deadline_s
         self._files = files or Files()
         self._clock = clock or SystemClock()
@@ -455,7 +460,7 @@ class Checkpointer:
 
         Raises:
             StateError: the checkpoint does not fit; names every place that does not. Nothing was touched.
-            CorruptCheckpoint: there are checkpoints, and none is whole. Nothing was touched.
+            CorruptCheckpoint: there are checkpoints, and none is whole, or trusted. Nothing was touched.
         """
         self._open()
         if launch := fence.environment().get(GATHERING):
@@ -470,8 +475,12 @@ class Checkpointer:
             self._slots,
             self._fence,
             self._files,
+            self._distrust,
+            0 if self.every == "auto" else self.every,
         )
         self.restored = outcome = recovery.run(self._meet_to_restore())
+        if self._saver.newest is None:
+            self._saver.last_step, self._listed = None, False  # what was the newest may have been put aside
         if self.rank == 0 and fence.environment().get("TRANSOM_ATTEMPT") == self.attempt:
             self._handover.restored(outcome.step, outcome.source)
         if outcome.left_out:

@@ -350,6 +350,6 @@ def _seal(job: Job, fence: Fence, files: Files) -> None:
         if is_committed(job, files):  # by a rank that saw it late, or an attempt before: the same step, whole
             files.remove(job.temporary)
             return
-        housekeeping.put_aside(job.directory, [job.target.name], fence, files)
+        housekeeping.put_aside(job.directory, [job.target.name], housekeeping.DAMAGED, fence, files)
     files.rename(job.temporary, job.target)
     files.fsync_dir(job.directory)

@@ -93,7 +93,7 @@ class Gatherer:
         try:
             before = orders.signs(self._folder, self._files)
             done = before.over and before.attempt == self._roster.attempt
-            items = [] if done else self._copies.inventory()
+            items = [] if done else self._trusted(self._copies.inventory())
             for item in items:
                 log.info("in memory here: step %d of rank %d, %s", item.step, item.rank, item.name)
             self._exchange.tell(0, "inventory", {"done": done, "items": [asdict(item) for item in items]})
@@ -105,6 +105,14 @@ class Gatherer:
         except Exception:  # the edge of this thread: the program must not wait because of it
             log.exception("what other hosts have in memory was not gathered")
         self._sign(True)
+
+    def _trusted(self, items: Sequence[Item]) -> list[Item]:
+        """What may be restored; the rest is given up."""
+        bad = [item for item in items if self._roster.distrust.covers(item.step, item.attempt)]
+        for item in bad:
+            log.warning("step %d of rank %d in memory is not trusted, and given up", item.step, item.rank)
+        self._copies.drop(bad)
+        return [item for item in items if item not in bad]
 
     # ------------------------------------------------------------------ server 0
 
@@ -163,9 +171,10 @@ class Gatherer:
         with contextlib.suppress(OSError):
             for step, path in reversed(catalog.folders(directory, self._files) if directory is not None else ()):
                 with contextlib.suppress(CheckpointError):
-                    catalog.read_checkpoint(path, self._files)
+                    found = catalog.read_checkpoint(path, self._files)
                     assert directory is not None
-                    return {slots.group(directory): step}
+                    if not self._roster.distrust.covers(step, found.manifest.attempt):
+                        return {slots.group(directory): step}
         return {}
 
     def _collect(self, kind: str, servers: Sequence[int]) -> dict[int, Any]:

@@ -17,7 +17,10 @@ from transom_hpc.ckpt.retention import Keep
 
 log = logging.getLogger("transom_hpc.ckpt")
 
-_DAMAGED = ".damaged-"
+DAMAGED = ".damaged-"
+DISTRUSTED = ".distrusted-"
+"""How the names of checkpoints begin that were put aside; the folder's name and the attempt that did it follow."""
+
 _TRASH = ".trash-"
 _SCRAPS = (claim.ASIDE, f".{fence.FILE}.")
 """Of files that a program was killed over, while it changed them."""
@@ -54,7 +57,8 @@ def clean_own(directory: Path, attempt: str, serial: int, files: Files) -> None:
 
 
 def retain(directory: Path, keep: Keep, fence_: Fence, serial: int, files: Files) -> tuple[int, ...]:
-    """Delete committed checkpoints that are not to be kept, and damaged ones that were put aside.
+    """Delete committed checkpoints that are not to be kept, and of those that were put aside the damaged ones, and the
+    ones that are not trusted once a later step is committed.
 
     The last one is left as trash: the next save may take its files (see blank), and what it does not take goes with
     clean_own.
@@ -74,11 +78,23 @@ def retain(directory: Path, keep: Keep, fence_: Fence, serial: int, files: Files
         files.rename(committed[step].path, gone)
         if step != doomed[-1]:
             files.remove(gone)
-    for name in files.names(directory):
-        if name.startswith(_DAMAGED):
+    newest = max(committed, default=-1)
+    for step, path in aside(directory, files):
+        if path.name.startswith(DAMAGED) or step < newest:
             fence_.check()
-            files.remove(directory / name)
+            files.remove(path)
     return doomed
+
+
+def aside(directory: Path, files: Files) -> list[tuple[int, Path]]:
+    """Step and folder of each checkpoint that was put aside, oldest first."""
+    found = []
+    for name in files.names(directory):
+        kind = next((kind for kind in (DAMAGED, DISTRUSTED) if name.startswith(kind)), None)
+        step = None if kind is None else manifest.step_of(name.removeprefix(kind).partition(".")[0])
+        if step is not None:
+            found.append((step, directory / name))
+    return sorted(found)
 
 
 def trash(directory: Path, attempt: str, files: Files) -> list[Path]:
@@ -87,17 +103,23 @@ def trash(directory: Path, attempt: str, files: Files) -> list[Path]:
     return [directory / name for name in names if name.startswith(_TRASH) and fence.attempt_of(name) == attempt]
 
 
-def put_aside(directory: Path, damaged: Sequence[str], fence_: Fence, files: Files) -> None:
-    """Take the names away from checkpoints whose bytes have changed, so that their steps can be saved again.
+def put_aside(directory: Path, names: Sequence[str], kind: str, fence_: Fence, files: Files) -> None:
+    """Take the names away from checkpoints that are not to be restored, so that their steps can be saved again.
 
-    They are kept, for people to look at, until the next checkpoint is committed.
+    They are kept, for people to look at: damaged ones until the next checkpoint is committed, those that are not
+    trusted until a later step is.
+
+    Args:
+        names: of their folders.
+        kind: DAMAGED: their bytes have changed; or DISTRUSTED.
     """
-    for name in damaged:
-        target = directory / f"{_DAMAGED}{name}.{fence_.attempt}"
+    what = "damaged checkpoint" if kind == DAMAGED else "checkpoint, which is not trusted,"
+    for name in names:
+        target = directory / f"{kind}{name}.{fence_.attempt}"
         try:
             fence_.check()
             files.rename(directory / name, target)
         except OSError as error:
-            log.warning("the damaged checkpoint %s could not be put aside: %s", directory / name, error)
+            log.warning("the %s %s could not be put aside: %s", what, directory / name, error)
         else:
-            log.warning("the damaged checkpoint of %s was put aside as %s", name, target)
+            log.warning("the %s of %s was put aside as %s", what, name, target)

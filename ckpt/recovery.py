@@ -11,6 +11,7 @@ from typing import Any
 from transom_hpc.base.errors import CorruptCheckpoint, OtherFormat
 from transom_hpc.ckpt import catalog, direct, housekeeping
 from transom_hpc.ckpt.agree import MEMORY, Mates, Outcome, Proposal, agree, proposals
+from transom_hpc.ckpt.distrust import Distrust
 from transom_hpc.ckpt.fence import Fence
 from transom_hpc.ckpt.files import Files
 from transom_hpc.ckpt.layout import plan
@@ -34,6 +35,9 @@ class Recovery:
         world_size: how many there are.
         strict: whether everything must fit.
         unpickle: see Checkpointer.
+        distrust: what is not to be restored.
+        begin_below: where nothing that is trusted is left, the state stays as it is, for a start from the beginning,
+            if not more steps than this come before what is not trusted.
     """
 
     def __init__(
@@ -47,7 +51,12 @@ class Recovery:
         slots: Slots,
         fence: Fence,
         files: Files,
+        distrust: Distrust,
+        begin_below: int,
     ) -> None:
+        self._distrust = distrust
+        self._begin_below = begin_below
+        self._distrusted: list[str] = []
         self._directory = directory
         self._state = state
         self._rank = rank
@@ -72,7 +81,7 @@ class Recovery:
         Raises:
             StateError, CorruptCheckpoint, OtherFormat: nothing was touched.
         """
-        self._left = self._slots.left()
+        self._left = [item for item in self._slots.left() if not self._distrust.covers(item.step, item.attempt)]
         held = [(item.step, item.attempt) for item in self._left if item.world_size == self._world_size]
         if not held:  # as many ranks as now had nothing here, or there were others
             held = sorted(
@@ -82,6 +91,8 @@ class Recovery:
             outcome = agree(meeting, self._rank, self._propose, held, _host(self._slots.path), self._examine)
             if outcome.source and self._candidate is not None:
                 outcome = self._take(meeting, outcome, self._candidate)
+            elif self._distrusted and self._distrust.below > self._begin_below:
+                raise self._nothing_left()
         except BaseException as error:
             meeting.give_up(f"{type(error).__name__}: {error}")
             raise
@@ -90,9 +101,15 @@ class Recovery:
             if self._sharing is not None:
                 self._sharing.close()
         if self._rank == 0:
-            housekeeping.put_aside(self._directory, outcome.damaged, self._fence, self._files)
+            for kind, names in (
+                (housekeeping.DAMAGED, outcome.damaged),
+                (housekeeping.DISTRUSTED, self._distrusted),
+            ):
+                housekeeping.put_aside(self._directory, names, kind, self._fence, self._files)
             meeting.tell("settled", outcome.step)
         meeting.hear("settled", 0)  # no rank may ask for a damaged step's name before it is free
+        if self._distrust.upto:
+            self._slots.forget(self._distrust)
         self._slots.adopt(self._left)
         self._slots.clear()
         self._left, self._here = [], None
@@ -219,7 +236,12 @@ class Recovery:
     def _all(self) -> dict[int, list[Left]]:
         """What all ranks left on this host. Looked for once, and only where this rank's own segments are not enough."""
         if self._here is None:
-            self._here = self._slots.left_here()
+            here = self._slots.left_here()
+            trusted = {
+                rank: [item for item in items if not self._distrust.covers(item.step, item.attempt)]
+                for rank, items in here.items()
+            }
+            self._here = {rank: items for rank, items in trusted.items() if items}
         return self._here
 
     def _of_all(self, item: Left) -> bool:
@@ -237,7 +259,11 @@ class Recovery:
         for step, path in catalog.folders(self._directory, self._files):
             broken = ""
             try:
-                catalog.read_checkpoint(path, self._files)
+                found = catalog.read_checkpoint(path, self._files)
+                if self._distrust.covers(step, found.manifest.attempt):
+                    log.warning("step %d of %s is not trusted, and not restored", step, found.manifest.attempt)
+                    self._distrusted.append(path.name)
+                    continue
             except CorruptCheckpoint as error:
                 broken = str(error)
             except OtherFormat as error:
@@ -251,6 +277,17 @@ class Recovery:
         if other is not None:  # the newest one is good for another version: going on without it would lose work
             raise other
         return proposals(committed, held)
+
+    def _nothing_left(self) -> CorruptCheckpoint:
+        path = self._directory / self._distrusted[0]
+        return CorruptCheckpoint(
+            f"no checkpoint is left that is trusted: from step {self._distrust.below} on they are not, as saved by "
+            f"{self._distrust.upto} or before, and there is none of an earlier step. They are where they were, in "
+            f"{self._directory}: submit again to go on from the newest of them all the same, or move them away first "
+            "to begin from nothing",
+            step=self._distrust.below,
+            path=path,
+        )
 
 
 def _host(folder: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -29,11 +30,14 @@ def superfluous(steps: Sequence[int], metrics: Mapping[int, Mapping[str, float]]
     Args:
         steps: committed steps, each with a valid manifest. What has none is not counted, so that it never stands for
             a good one.
-        metrics: figures of each step, as given when it was saved.
+        metrics: figures of each step, as given when it was saved. Steps whose `loss` was not finite do not stand for
+            others: as many of the newest of those without that are kept beside them.
         keep: what is kept.
     """
     ordered = sorted(set(steps))
-    kept = set(ordered[-max(1, keep.last) :])
+    last = max(1, keep.last)
+    sound = [step for step in ordered if math.isfinite(metrics.get(step, {}).get("loss", 0.0))]
+    kept = {*ordered[-last:], *sound[-last:]}
     if keep.every > 0:
         kept |= {step for step in ordered if step % keep.every == 0}
     if keep.best > 0 and keep.metric:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from transom_hpc.ckpt.distrust import Distrust
 from transom_hpc.ckpt.replicas import Holders, holders, switch_of
 from transom_hpc.ckpt.ring import Peer
 
@@ -30,6 +31,7 @@ class Roster:
         copies: of each segment.
         distance: see replicas.holders.
         directory: that the run's checkpoints are in; None where nobody knows.
+        distrust: what is not to be restored.
     """
 
     attempt: str
@@ -40,13 +42,15 @@ class Roster:
     copies: int
     distance: int
     directory: Path | None
+    distrust: Distrust = field(default_factory=Distrust)
 
     @classmethod
     def parse(cls, text: str) -> Roster:
         """From JSON, as the launcher gives it."""
         facts = json.loads(text)
         directory = facts.pop("directory", None)
-        return cls(**facts, directory=None if directory is None else Path(directory))
+        distrust = Distrust.parse(facts.pop("distrust", ""))
+        return cls(**facts, directory=None if directory is None else Path(directory), distrust=distrust)
 
     @property
     def homes(self) -> list[str]:

@@ -15,6 +15,7 @@ from pathlib import Path
 import xxhash
 
 from transom_hpc.ckpt import budget, fence, manifest, shm
+from transom_hpc.ckpt.distrust import Distrust
 from transom_hpc.ckpt.files import Files
 from transom_hpc.ckpt.layout import Entry
 from transom_hpc.ckpt.orders import Orders
@@ -250,6 +251,16 @@ class Slots:
                 with contextlib.suppress(OSError):
                     orders.withdraw(f"{path.name}.")
                     self._files.remove(path)
+
+    def forget(self, distrust: Distrust) -> None:
+        """Give up this rank's segments of earlier attempts that are not trusted: nobody may ever find them again."""
+        orders = Orders(self._folder.path, self._files)
+        for left in self._whole(self._before()):
+            if distrust.covers(left.step, left.attempt):
+                log.warning("step %d in this host's memory is not trusted, and given up", left.step)
+                with contextlib.suppress(OSError):
+                    orders.withdraw(f"{left.segment.path.name}.")
+                    self._files.remove(left.segment.path)
 
     def _whole(self, paths: Sequence[Path]) -> list[Left]:
         found = [read_left(Segment(path, self._files)) for path in paths]

@@ -24,6 +24,7 @@ from mpi4py import MPI
 from transom_hpc.base.clock import SystemClock
 from transom_hpc.ckpt import Checkpointer, cargo, exchange, h5file
 from transom_hpc.ckpt.company import Company
+from transom_hpc.ckpt.distrust import Distrust
 from transom_hpc.ckpt.files import Files
 from transom_hpc.ckpt.handover import GATHERING
 from transom_hpc.ckpt.ring import Peer, Ring
@@ -76,7 +77,9 @@ def serve() -> Company:
     h5file.load()
     ring = Ring(Peer(HOST, FACTS.get("switches", {}).get(HOST, "")))
     spares = [host for host in FACTS["hosts"] if host not in SERVING]
-    roster = Roster(FACTS["attempt"], SERVING, spares, 1, {}, FACTS.get("copies", 1), 1, Path(FACTS["directory"]))
+    distrust = Distrust.parse(FACTS.get("distrust", ""))
+    directory, copies = Path(FACTS["directory"]), FACTS.get("copies", 1)
+    roster = Roster(FACTS["attempt"], SERVING, spares, 1, {}, copies, 1, directory, distrust)
     company = Company(HOST, ring.peers, ring, roster, FACTS.get("limit"), files, clock)
     server = Server(FOLDER, files, clock, ring.writer(files, clock, SERVING), "direct", company, roster)
     threading.Thread(target=server.serve, daemon=True).start()
@@ -86,7 +89,14 @@ def serve() -> Company:
 def checkpointer() -> Checkpointer:
     assert RANK is not None
     return Checkpointer(
-        FACTS["directory"], RANK, len(SERVING), attempt=FACTS["attempt"], shm=FOLDER, on_save_error="raise", keep=2
+        FACTS["directory"],
+        RANK,
+        len(SERVING),
+        attempt=FACTS["attempt"],
+        shm=FOLDER,
+        on_save_error="raise",
+        keep=2,
+        distrust=FACTS.get("distrust"),
     )
 
 

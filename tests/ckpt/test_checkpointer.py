@@ -301,7 +301,7 @@ def test_a_late_delete_is_fenced(directory: Path) -> None:
         Checkpointer(directory, attempt="A2").close()
         (directory / "step-000000001").rename(directory / "step-000000003")
         with pytest.raises(SaveError, match="may not write"):
-            housekeeping.put_aside(directory, ["step-000000003"], fence, Files())
+            housekeeping.put_aside(directory, ["step-000000003"], housekeeping.DAMAGED, fence, Files())
         shutil.copytree(directory / "step-000000003", directory / "step-000000004")
         for name in ("step-000000003", "step-000000004"):
             found = decode((directory / name / "manifest.json").read_bytes())

@@ -151,6 +151,18 @@ def test_steps_that_are_not_written_are_copied_and_restored(hosts: Hosts) -> Non
     assert [(facts["step"], facts["same"]) for facts in said] == [(3, True)] * 2, hosts.log
 
 
+def test_copies_that_are_not_trusted_are_given_up_and_those_before_are_brought_back(hosts: Hosts) -> None:
+    hosts.run("copied", "abc", attempt="A1", steps=[1, 2, 3])
+    hosts.lose("b")
+    said = hosts.run("restored", "adc", attempt="A2", distrust="3@A1")
+    assert [(facts["step"], facts["same"]) for facts in said] == [(2, True)] * 3, hosts.log
+    (told,) = hosts.told("gathered")
+    assert (told["steps"], told["moved"], told["lost"]) == ([2], 1, []), "a file of step 3 makes it no worse"
+    left = [one.step for host in "adc" for copies in (True, False) for one in whole(hosts.shm / host, copies)]
+    assert set(left) == {2}
+    assert [path.name for path in hosts.directory.glob(".distrusted-*")] == [".distrusted-step-000000003.A2"]
+
+
 @pytest.mark.soak
 def test_steps_that_are_not_written_where_there_is_no_room_for_copies(hosts: Hosts) -> None:
     said = hosts.run("kept", "ab", attempt="A1", steps=[1, 2, 3], limit=1)

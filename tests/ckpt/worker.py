@@ -49,6 +49,7 @@ def make(facts: dict[str, Any], **options: Any) -> Checkpointer:
         keep=facts.get("keep", 3),
         every=facts.get("every", 2),
         on_save_error=facts.get("on_save_error", "raise"),
+        distrust=facts.get("distrust"),
         **options,
     )
 
@@ -83,6 +84,8 @@ def ddp(facts: dict[str, Any]) -> Any:
             scheduler.step()
             digests[step + 1] = digest(*model.parameters())
             ckpt.step(step + 1, state, loss=loss)
+            if facts.get("patient"):  # no save is left out because the ones before it are still being written
+                ckpt.wait()
         ckpt.wait()
         last = ckpt.last_committed
     dist.destroy_process_group()
@@ -253,6 +256,8 @@ def lives(facts: dict[str, Any]) -> Any:
     state = numbers(0)
     with make(facts) as ckpt:
         start = ckpt.restore(state)
+        if facts.get("die"):
+            os.kill(os.getpid(), signal.SIGKILL)
     wanted = numbers(start)
     right = all(torch.equal(torch.as_tensor(state[k]), torch.as_tensor(wanted[k])) for k in wanted)
     assert ckpt.restored is not None
