@@ -98,6 +98,7 @@ class Checkpointer(ckpt.Checkpointer):
                 "attempt": environment.get("TRANSOM_ATTEMPT"),
                 "every": _every(environment.get("TRANSOM_SAVE_EVERY", "100")),
                 "mtbf_s": mtbf_of(environment, world_size),
+                "distrust": environment.get("TRANSOM_DISTRUST"),
                 "keep": int(environment.get("TRANSOM_KEEP", "3")),
             }
         shm = environment.get("TRANSOM_SHM")

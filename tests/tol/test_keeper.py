@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from transom_hpc.ckpt.roster import Roster
 from transom_hpc.slurm.site import SiteConfig
 from transom_hpc.tol.attempt import Attempt
 from transom_hpc.tol.job import Job
@@ -299,3 +300,53 @@ def test_servers_that_do_not_begin_are_started_again(stage: Stage) -> None:
         assert len(stage.said) == 1, "it has begun"
     finally:
         shutil.rmtree(shm)
+
+
+def test_how_long_a_start_may_take_is_learned(stage: Stage) -> None:
+    keeper, clock = stage.keeper, stage.clock
+    shm = keeper._job.shm
+    shm.mkdir()
+
+    def begins_after(seconds: float) -> None:
+        clock.time += seconds
+        (shm / ".server").touch()
+        keeper.look()
+
+    def given_up_after(seconds: float) -> None:
+        said = len(stage.said)
+        clock.time += seconds - 0.1
+        keeper.look()
+        assert len(stage.said) == said
+        clock.time += 0.2
+        keeper.look()
+        assert stage.said[said:] == [
+            (f"the checkpoint server did not begin within {seconds:.0f} s and is started again", False)
+        ]
+
+    try:
+        keeper.start(FIRST, ("n1", "n2"))
+        begins_after(1.0)
+        keeper.start(Attempt(1, 2), ("n1", "n3"))
+        given_up_after(5.0)  # never less
+        clock.time += 2
+        keeper.look()
+        given_up_after(10.0)  # hosts may be busy
+        clock.time += 3
+        keeper.look()
+        begins_after(4.0)
+        keeper.start(Attempt(1, 3), ("n1", "n2"))
+        given_up_after(12.0)  # three times the longest
+        clock.time += 2
+        keeper.look()
+        given_up_after(MUTE_S)  # never more
+    finally:
+        shutil.rmtree(shm)
+
+
+def test_servers_hear_what_is_not_to_be_restored(stage: Stage) -> None:
+    stage.keeper.start(FIRST, ("n1", "n2"))
+    assert roster(stage, 1)["distrust"] == ""
+    stage.keeper.distrust = "120@A0001-L01"
+    stage.keeper.start(Attempt(1, 2), ("n1", "n3"))
+    assert roster(stage, 2)["distrust"] == "120@A0001-L01"
+    assert Roster.parse(json.dumps(roster(stage, 2))).distrust.covers(120, "A0001-L01")

@@ -24,7 +24,11 @@ from transom_hpc.tol.steps import Step, Steps
 
 _TRIES = 5
 MUTE_S = 20.0
-"""Longest time from a start to the first sign of life: MPI's own start has no deadline."""
+"""Longest time from a start to the first sign of life: MPI's own start has no deadline, and sometimes hangs."""
+LEAST_MUTE_S = 5.0
+_TIMES_LONGEST = 3.0
+"""Once one has begun, others are given so many times as long as that took, and never less than LEAST_MUTE_S: after a
+loss the program waits for them."""
 
 _PULSE = ".server"  # touched twice a second by the server that serves this host
 _MARK = "@transom "
@@ -64,6 +68,8 @@ class Keeper:
         self._spares: tuple[str, ...] = ()
         self._dropped = False
         self._mute_since: float | None = None  # None: it has begun
+        self._took_s: float | None = None  # the longest that a server has taken to begin
+        self._given_up = 0  # starts in a row that were given up since nothing was heard
         self._pulse_before = 0
         self._read_to: dict[Path, int] = {}
         self._steps = steps
@@ -78,6 +84,8 @@ class Keeper:
         self._ended = 0
         self._resting = False
         self._retry_at: float | None = None
+        self.distrust = ""
+        """What is not to be restored, as TRANSOM_DISTRUST has it: told to the servers that are started from now on."""
 
     def start(self, attempt: Attempt, hosts: Sequence[str], spares: Sequence[str] = ()) -> None:
         """Have a server on each of these hosts, and on each spare, for this launch."""
@@ -120,7 +128,10 @@ class Keeper:
                 )
                 return
             if mute:
-                self._report(f"the checkpoint server did not begin within {MUTE_S:.0f} s and is started again", False)
+                self._report(
+                    f"the checkpoint server did not begin within {self._mute_s():.0f} s and is started again", False
+                )
+                self._given_up += 1
             if code:  # else its folder has gone, since the program has left, and we are about to hear of that
                 self._report(f"the checkpoint server ended (exit status {code}) and is started again", False)
             self._retry_at = self._clock.now() + 2.0 ** (self._ended - 1)
@@ -185,9 +196,20 @@ class Keeper:
 
     def _is_mute(self) -> bool:
         """Whether the servers should have begun by now, and have not."""
-        if self._mute_since is not None and self._pulse() != self._pulse_before:
-            self._mute_since = None
-        return self._mute_since is not None and self._clock.now() - self._mute_since >= MUTE_S
+        if self._mute_since is None:
+            return False
+        passed = self._clock.now() - self._mute_since
+        if self._pulse() != self._pulse_before:
+            self._mute_since, self._given_up = None, 0
+            self._took_s = max(passed, self._took_s or 0.0)
+            return False
+        return passed >= self._mute_s()
+
+    def _mute_s(self) -> float:
+        """How long a start may take: learned, and longer after each that was given up, as hosts may be busy."""
+        if self._took_s is None:
+            return MUTE_S
+        return min(MUTE_S, max(LEAST_MUTE_S, _TIMES_LONGEST * self._took_s) * 2.0**self._given_up)
 
     def _pulse(self) -> int:
         try:
@@ -208,6 +230,7 @@ class Keeper:
             "copies": self._copies,
             "distance": self._site.copy_distance,
             "directory": str(self._run.checkpoints),
+            "distrust": self.distrust,
         }
         return json.dumps(facts, separators=(",", ":"))
 
