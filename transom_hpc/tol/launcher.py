@@ -158,6 +158,7 @@ class Launcher:
             committed=self._state.committed,
             can_requeue=self._state.can_requeue,
             succeeds=str(Attempt(taken.before, 0)) if taken else "",
+            program=list(self._submitted.program),
         )
         self._say(
             f"attempt {number} of run {self._dir.path} on {fold_hosts(hosts)}, {len(hosts) - needed} of them spare"
