@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ _HELP = {
     "copies": "Nodes that keep a copy of a node's staged state.",
     "start_deadline_s": "Seconds until the first step.",
     "hang_after_s": "Seconds without a step that mean a hang.",
+    "divergence": "Start again from before a loss that is NaN, also one far too high, or never.",
     "local": "Run here, without Slurm, for debugging.",
 }
 
@@ -115,21 +117,42 @@ def render(program: tuple[str, ...], **values: Any) -> None:
 @click.option("--save-every", type=_steps, default=100, show_default=True, help="Steps between checkpoints, or auto.")
 @click.option("--keep", type=int, default=3, show_default=True, help="Checkpoints to keep.")
 @click.option("--copies", type=int, help="Nodes that keep a copy of a node's staged state.")
+@click.option("--guarded", is_flag=True, hidden=True, help="A guard has started this launcher.")
+@click.option("--killed", default="", hidden=True, help="Why the launcher before this one has ended.")
+@click.option("--after", type=int, hidden=True, help="Take over from this attempt; the next number is claimed.")
+@click.option("--lost", default="", hidden=True, help="Hosts that were lost with it.")
+@click.option("--evidence", default="", hidden=True, help="Why it is taken to be lost.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
-def launch(
-    program: tuple[str, ...], run_dir: str | None, submitted: bool, spares: int, site: str, **values: Any
-) -> None:
+def launch(program: tuple[str, ...], guarded: bool, **values: Any) -> None:
     """Supervise PROGRAM inside a Slurm job; batch scripts call this.
 
     Options other than --run-dir count only where the job was not submitted with transom submit.
     """
-    from transom_hpc.slurm.commands import SlurmCommands
-    from transom_hpc.slurm.site import load_site
+    if not guarded:
+        from transom_hpc.tol.guard import Guard
+
+        at = sys.argv.index("launch") + 1
+        command = [sys.executable, "-P", "-m", "transom_hpc", "launch", "--guarded"]
+        raise SystemExit(Guard([*command, *sys.argv[at:]], len(command)).run())
+    raise SystemExit(_launch(program, **values))
+
+
+def _launch(
+    program: tuple[str, ...],
+    run_dir: str | None,
+    submitted: bool,
+    spares: int,
+    site: str,
+    killed: str,
+    after: int | None,
+    lost: str,
+    evidence: str,
+    **values: Any,
+) -> int:
     from transom_hpc.tol.job import job_of
-    from transom_hpc.tol.launcher import Launcher
-    from transom_hpc.tol.leftovers import live_jobs
-    from transom_hpc.tol.result import write_result
     from transom_hpc.tol.rundir import RunDir, register
+    from transom_hpc.tol.succession import TakeOver
+    from transom_hpc.tol.supervision import supervise
 
     job = job_of(os.environ)
     run = RunDir.at(run_dir or Path(os.environ.get("SLURM_SUBMIT_DIR", "."), "transom-runs", str(job.job_id)))
@@ -143,19 +166,5 @@ def launch(
         run.create()
         run.write(known)
         register(run)
-    slurm = SlurmCommands(ignore_term=True)
-    launcher = Launcher(
-        run,
-        dataclasses.replace(known, program=known.program or program),
-        job,
-        load_site(known.spec.site),
-        slurm,
-        {**os.environ, "TRANSOM_LIVE_JOBS": live_jobs(slurm)},
-    )
-    code = launcher.run()
-    if known.submitit and known.program:
-        try:
-            write_result(known, job.job_id, launcher.finish)
-        except OSError as error:  # the run has ended as it has, whether or not its result can be written
-            click.echo(f"transom: the result for submitit could not be written: {error}", err=True)
-    raise SystemExit(code)
+    taken = None if after is None else TakeOver(after, tuple(filter(None, lost.split(","))), evidence)
+    return supervise(run, known, program, job, taken, killed)

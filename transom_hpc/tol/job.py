@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,3 +56,22 @@ def job_of(environment: Mapping[str, str]) -> Job:
     if home not in hosts:
         raise LaunchError(f"this host, {home}, is not one of the job's ({text}): call it on one of them", job=job_id)
     return Job(int(job_id), int(environment.get("SLURM_RESTART_COUNT", "0")), hosts, home)
+
+
+_OF_A_STEP = re.compile(r"(SLURMD?|SRUN|PMIX|PMI2?|OMPI|PRTE|TRANSOM)_.*")
+_OF_THE_JOB = re.compile(
+    r"SLURM_(CONF|CONF_SERVER|JWT|CLUSTERS|SACK_.*|CLUSTER_NAME|WORKING_CLUSTER|JOB_(?!.*_PACK_GROUP_).*|JOBID|NODELIST"
+    r"|SUBMIT_.*|ARRAY_.*|RESTART_COUNT|CPUS_PER_.*|GPUS.*|EXPORT_ENV|OPEN_MODE)|SLURMD_NODENAME|(OMPI|PMIX)_MCA_.*"
+)
+
+
+def batch_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of the job's batch script, as far as it can be told from that of a step's task.
+
+    What srun and MPI have added for the task would be taken for arguments of the steps that are started from here.
+    """
+    return {
+        name: value
+        for name, value in environment.items()
+        if _OF_THE_JOB.fullmatch(name) or not _OF_A_STEP.fullmatch(name)
+    }

@@ -9,9 +9,12 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import sys
+import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +23,20 @@ from transom_hpc.base.errors import RunDirError, SlurmError
 from transom_hpc.monitors.exchange import MpiExchange, leave
 from transom_hpc.monitors.processes import end_program, end_server, program_pids
 from transom_hpc.monitors.sidecar import EXIT_LEFT, Sidecar, SidecarConfig, SidecarHooks
-from transom_hpc.slurm.commands import SlurmCommands
+from transom_hpc.slurm.commands import Slurm, SlurmCommands
 from transom_hpc.tol.attempt import Attempt
 from transom_hpc.tol.causes import Cause, tries_left
 from transom_hpc.tol.diary import Diary
+from transom_hpc.tol.ending import end_job
+from transom_hpc.tol.events import Ending
 from transom_hpc.tol.history import restarts_of_job
 from transom_hpc.tol.job import Job
-from transom_hpc.tol.journal import Journal
+from transom_hpc.tol.journal import Entry, Journal, begun_after, claim_exactly, newer_than
 from transom_hpc.tol.leftovers import give_back, reclaim
 from transom_hpc.tol.requeueing import requeue_job
 from transom_hpc.tol.rundir import RunDir
+from transom_hpc.tol.succession import TakeOver, end_of_attempt
+from transom_hpc.tol.takeover import start_launcher
 
 EXIT_NO_MPI = 4
 """Exit status when the ranks of this step don't see each other: trying again would not help."""
@@ -47,6 +54,7 @@ class Survivor:
         home: the launcher's host.
         hosts: all hosts that are watched.
         shm: the job's folder in this host's shared memory.
+        environment: of this process, as it was started.
     """
 
     run: RunDir
@@ -56,6 +64,7 @@ class Survivor:
     home: str
     hosts: tuple[str, ...]
     shm: Path
+    environment: Mapping[str, str]
 
     def isolated(self) -> None:
         """This host hears nobody: end its program and its checkpoint server, so that two never write.
@@ -70,13 +79,45 @@ class Survivor:
             self.orphaned((self.home,), f"{self.home} is not heard, and no third host can tell which of us is cut off")
 
     def orphaned(self, dead: tuple[str, ...], evidence: str) -> None:
-        """The launcher is lost and this host speaks for the job: requeue it without the dead hosts."""
+        """The launcher is lost and this host speaks for the job: take over, or requeue the job without the dead hosts.
+
+        Who claims the next attempt leads. Where somebody has it already, that one leads, and nothing is done here.
+        """
+        entries = self.run.entries()
+        ended = end_of_attempt(entries, self.attempt.number)
+        slurm = SlurmCommands(timeout_s=5.0, ignore_term=True)
+        if ended is not None:
+            if ended.ending is not Ending.LEFT:  # its host died when the work was done, and the job is still there
+                end_job(self.job, ended.code, slurm, SystemClock())
+            return
+        if not claim_exactly(self.run.journal, self.attempt.number + 1):
+            return
+        taken = TakeOver(self.attempt.number, dead, evidence)
+        why = self._take_over(taken, entries, slurm)
+        if why:
+            print(f"transom: {self.host} could not take over: {why}", file=sys.stderr, flush=True)
+            self._requeue(dead, evidence, slurm)
+
+    def _take_over(self, taken: TakeOver, entries: Sequence[Entry], slurm: Slurm) -> str:
+        """Start another launcher here: "" when it has begun, else why not."""
+        start = next((e for e in entries if e.kind == "start" and e.attempt.number == taken.before), None)
+        program = [str(word) for word in start.facts.get("program", ())] if start is not None else []
+        if not program:
+            return f"attempt {taken.before} has not begun"
+        try:
+            facts = slurm.show_job(self.job.job_id)
+        except SlurmError as error:
+            return str(error)
+        outputs = (facts.std_out or os.devnull, facts.std_err or facts.std_out or os.devnull)
+        job = replace(self.job, home=self.host)
+        return start_launcher(self.run, job, taken, program, outputs, self.environment)
+
+    def _requeue(self, dead: tuple[str, ...], evidence: str, slurm: Slurm) -> None:
         diary = self._diary()
 
         def record(kind: str, **facts: Any) -> None:
             diary.record(self.attempt, kind, **facts)
 
-        slurm = SlurmCommands(timeout_s=5.0, ignore_term=True)
         committed = max(self.run.committed_steps(), default=0)
         for host in [name for name in dead if name != self.home]:
             record("host out", cause=Cause.HOST_SILENT, host_out=host, evidence=evidence, committed=committed)
@@ -87,11 +128,8 @@ class Survivor:
         if not tries_left(past, cause, committed):
             record("gave up", **facts)
             why = f"{cause} came again and again without a new checkpoint: {evidence}"
-            record("end", ending="ended badly", why=why, code=1, committed=committed)
-            try:
-                slurm.cancel(self.job.job_id)
-            except SlurmError as error:
-                print(f"transom: the job could not be ended: {error}", file=sys.stderr, flush=True)
+            record("end", ending=Ending.BADLY, why=why, code=1, committed=committed)
+            end_job(self.job, 1, slurm, SystemClock())
             return
         record("restart", step=0, **facts)
         requeue_job(self.run, self.run.submitted().spec, self.job, cause, slurm, record, SystemClock())
@@ -106,6 +144,19 @@ class Survivor:
 
 _FORCE_S = 2.0
 """Longest time from a request to leave to SIGKILL where the launcher ends the step."""
+_LOOK_S = 2.0
+
+
+def _leave_when_replaced(survivor: Survivor) -> None:
+    """As soon as another launcher has begun, end this one's program here and leave; this host's memory is the other's.
+
+    It ends us first wherever it can start a step. In a thread of its own: the run directory may not answer.
+    """
+    number = survivor.attempt.number
+    while not begun_after(survivor.run.journal, number):
+        time.sleep(_LOOK_S)
+    end_program(str(survivor.attempt))
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def main() -> None:
@@ -119,18 +170,19 @@ def main() -> None:
     parser.add_argument("--period", required=True, type=float)
     parser.add_argument("--silent-periods", required=True, type=int)
     given = parser.parse_args()
+    environment = dict(os.environ)  # before MPI changes it
     hosts = tuple(given.hosts.split(","))
     shm = Path(os.environ["TRANSOM_SHM"])
     host = os.environ.get("SLURMD_NODENAME") or os.uname().nodename.split(".")[0]
     restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
     job = Job(int(os.environ["SLURM_JOB_ID"]), restarts, hosts, host)
-    survivor = Survivor(RunDir(given.run_dir), given.attempt, job, host, given.home, hosts, shm)
+    survivor = Survivor(RunDir(given.run_dir), given.attempt, job, host, given.home, hosts, shm, environment)
     config = SidecarConfig(
         attempt=str(given.attempt),
         shm=shm,
         run_dir=given.run_dir,
         hosts=hosts,
-        supervisor_pid=given.supervisor,
+        supervisor_pid=given.supervisor if host == given.home else None,
         period_s=given.period,
         ping_s=given.period / 4,
         silent_after_s=given.period * given.silent_periods,
@@ -140,8 +192,9 @@ def main() -> None:
         print(f"transom: MPI sees {exchange.size} of {len(hosts)} ranks", file=sys.stderr, flush=True)
         leave(EXIT_NO_MPI)
     reclaim(shm.parent, job.job_id, os.environ.get("TRANSOM_LIVE_JOBS", ""))
+    threading.Thread(target=_leave_when_replaced, args=(survivor,), daemon=True).start()
     code = Sidecar(config, SidecarHooks(survivor.isolated, survivor.orphaned), exchange).run()
-    if code == EXIT_LEFT:
+    if code == EXIT_LEFT and not newer_than(survivor.run.journal, given.attempt.number):
         # A request to leave comes from Slurm, which ends the job; or it is the first thing that a task hears of a step
         # that the launcher ends by force. SIGKILL follows at once then, and the next launch needs this memory.
         time.sleep(_FORCE_S)

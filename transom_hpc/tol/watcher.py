@@ -5,7 +5,6 @@ A sidecar that can't be kept alive is given up for the launch, and said; the pro
 
 from __future__ import annotations
 
-import os
 import queue
 import sys
 import threading
@@ -15,6 +14,7 @@ from transom_hpc.base.clock import Clock
 from transom_hpc.monitors.verdict import Message, parse_line
 from transom_hpc.slurm.site import SiteConfig
 from transom_hpc.tol.attempt import Attempt
+from transom_hpc.tol.guard import supervisor
 from transom_hpc.tol.job import Job
 from transom_hpc.tol.rundir import RunDir
 from transom_hpc.tol.sidecar import EXIT_NO_MPI
@@ -113,7 +113,7 @@ class Watcher:
             f"--attempt={self._attempt}",
             f"--hosts={','.join(sorted(self._hosts, key=self._job.hosts.index))}",
             f"--home={self._job.home}",
-            f"--supervisor={os.getpid()}",
+            f"--supervisor={supervisor()}",
             f"--period={self._site.sample_period_s}",
             f"--silent-periods={self._site.silent_periods}",
         ]
