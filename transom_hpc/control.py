@@ -155,7 +155,9 @@ class Control:
         over = history.ending is not None and history.phase == "over" and history.ending[0] != Ending.LEFT
         if self._what == "stop" and over:
             assert history.ending is not None
-            return Outcome(True, self._job_id, f"job {self._job_id}: {history.ending[0]}; {history.ending[1]}")
+            ending, why = history.ending
+            message = why if ending == Ending.STOPPED else f"{ending}: {why}"
+            return Outcome(True, self._job_id, f"job {self._job_id}: {message}")
         if self._what == "requeue":
             for entry in new:
                 if entry.kind == "follow-up":

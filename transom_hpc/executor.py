@@ -72,7 +72,7 @@ class LauncherExecutor(submitit.SlurmExecutor):
             "stderr_to_stdout": True,
             "setup": [*site.setup, *(f"export {name}={shlex.quote(value)}" for name, value in site.env.items())],
             "additional_parameters": {
-                "requeue": True,
+                **({} if "no-requeue" in site.sbatch else {"requeue": True}),
                 "no-kill": True,
                 "signal": f"B:{site.signal}@{site.signal_lead_s}",
                 "chdir": cwd,

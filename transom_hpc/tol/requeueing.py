@@ -210,13 +210,11 @@ def why_ended(entries: Sequence[Entry], job: Job, slurm: Slurm, patience_s: floa
         patience_s: how long.
 
     Returns:
-        The cause of our own requeue; or PREEMPTED, REQUEUED or HOST_LOST; None for a first life, and where it can't be
-        known in that time. Nothing is raised.
+        The cause of our own requeue, or for which this job was submitted to carry the run on; or PREEMPTED, REQUEUED or
+        HOST_LOST; None for a first life, and where it can't be known in that time. Nothing is raised.
     """
-    if not job.restarts:
-        return None
     own = _own_cause(entries, str(job.job_id))
-    if own is not None:
+    if own is not None or not job.restarts:
         return own
     found: list[AccountRow] = []
 
@@ -238,16 +236,18 @@ _ENDS = {"PREEMPTED": Cause.PREEMPTED, "REQUEUED": Cause.REQUEUED, "NODE_FAIL": 
 
 
 def _own_cause(entries: Sequence[Entry], job_id: str) -> Cause | None:
-    """Why the job has requeued itself in its last life; None where it has not."""
+    """Why the launcher has requeued the job in its last life, or let it follow another; None where it has not."""
     cause: Cause | None = None
     current = ""
     for entry in entries:
         match entry.kind:
             case "start":
                 cause, current = None, str(entry.facts.get("job_id"))
-            case "requeue" if current == job_id:
+            case "requeue":
                 with suppress(ValueError):
                     cause = Cause(entry.facts.get("cause", ""))
             case "requeued" if not entry.facts.get("ok"):
                 cause = None
-    return cause
+            case "follow-up":
+                current = str(entry.facts.get("job_id"))
+    return cause if current == job_id else None
