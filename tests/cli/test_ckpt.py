@@ -51,6 +51,22 @@ def test_ls(run: Path) -> None:
     assert "whole" in call("ls", run / "checkpoints").stdout
 
 
+def test_ls_shows_what_was_put_aside(run: Path) -> None:
+    with Checkpointer(run / "checkpoints", every=10, distrust="20@T99999999T000000.000000") as checkpointer:
+        assert checkpointer.restore({"weights": numpy.zeros(5000), "name": ""}) == 10
+    rows = json.loads(call("ls", run, "--json").stdout)
+    assert [(row["step"], row["problem"].partition(".T")[0]) for row in rows] == [
+        (10, ""),
+        (20, "put aside as .distrusted-step-000000020"),
+    ]
+    assert rows[1]["problem"].endswith(": it is not trusted")
+    assert Path(rows[1]["path"]).is_dir()
+    with Checkpointer(run / "checkpoints", every=10, distrust="10@T99999999T000000.000000") as checkpointer:
+        assert checkpointer.restore({"weights": numpy.zeros(5000), "name": ""}) == 0
+    assert [row["step"] for row in json.loads(call("ls", run, "--json").stdout)] == [10, 20]
+    assert "not trusted" in " ".join(call("ls", run).stdout.split())
+
+
 def test_show(run: Path) -> None:
     facts = json.loads(call("show", run, "--json").stdout)
     assert (facts["step"], facts["writer"]) == (20, "direct")

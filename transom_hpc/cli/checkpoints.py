@@ -56,6 +56,18 @@ def folders(run: Path, own: bool = True) -> list[tuple[int, Path]]:
     return found
 
 
+def aside(run: Path) -> list[tuple[int, Path, str]]:
+    """Step and folder of each checkpoint that was put aside, and why, oldest first."""
+    from transom_hpc.ckpt import housekeeping
+    from transom_hpc.ckpt.files import Files
+
+    reasons = {housekeeping.DAMAGED: "it was damaged", housekeeping.DISTRUSTED: "it is not trusted"}
+    found = housekeeping.aside(directory(run), Files())
+    return [
+        (step, path, next(why for kind, why in reasons.items() if path.name.startswith(kind))) for step, path in found
+    ]
+
+
 def chosen(run: Path, steps: tuple[int, ...], own: bool = True) -> list[tuple[int, Path]]:
     """Step and folder of these steps; without any, of the newest.
 

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from transom_hpc.base.errors import CorruptCheckpoint, UsageError
-from transom_hpc.cli.checkpoints import JSON, RUN, chosen, directory, folders, progress, read
+from transom_hpc.cli.checkpoints import JSON, RUN, aside, chosen, directory, folders, progress, read
 from transom_hpc.cli.diff import diff
 from transom_hpc.cli.exchange import export, import_
 from transom_hpc.cli.text import duration, size
@@ -34,9 +34,15 @@ ckpt.add_command(import_)
 @RUN
 @JSON
 def ls(run: Path, as_json: bool) -> None:
-    """List what is committed, oldest first. Sizes and manifests are checked, the data is not read."""
+    """List what is committed, oldest first, and then what was put aside and is not restored.
+
+    Sizes and manifests are checked, the data is not read.
+    """
+    from transom_hpc.ckpt import catalog
+
     rows: list[dict[str, Any]] = []
-    for step, path in folders(run):
+    gone = aside(run)
+    for step, path in folders(run) if not gone or catalog.folders(directory(run)) else ():
         found, problem = read(path)
         row: dict[str, Any] = {"step": step, "path": str(path), "problem": problem}
         if found is not None:
@@ -49,6 +55,8 @@ def ls(run: Path, as_json: bool) -> None:
                 "metrics": dict(manifest.metrics),
             }
         rows.append(row)
+    for step, path, why in gone:
+        rows.append({"step": step, "path": str(path), "problem": f"put aside as {path.name}: {why}"})
     if as_json:
         click.echo(json.dumps(rows, indent=2))
         return
