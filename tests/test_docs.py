@@ -17,6 +17,7 @@ import transom_hpc
 from transom_hpc.cli import transom
 from transom_hpc.slurm.site import SiteConfig
 from transom_hpc.tol.causes import BUDGETS, Cause
+from transom_hpc.tol.drawing import put_into
 
 PACKAGE = Path(transom_hpc.__file__).resolve().parent
 ROOT = PACKAGE.parent
@@ -123,6 +124,11 @@ def test_causes_and_budgets() -> None:
     assert {Cause(name): int(limit) for name, limit in rows} == {
         cause: budget.restarts for cause, budget in BUDGETS.items()
     }
+
+
+def test_the_state_machine_is_drawn_as_it_is() -> None:
+    page = ROOT / "docs" / "architecture.md"
+    assert put_into(page.read_text()) == page.read_text(), f"python -m transom_hpc.tol.drawing {page}"
 
 
 def _kinds() -> set[str]:

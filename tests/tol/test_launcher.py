@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ import pytest
 
 from transom_hpc.slurm.commands import SlurmCommands
 from transom_hpc.slurm.site import SiteConfig
+from transom_hpc.tol import causes
 from transom_hpc.tol.events import Ending
 from transom_hpc.tol.job import Job
 from transom_hpc.tol.launcher import Launcher
@@ -97,17 +99,19 @@ def test_a_sidecar_that_can_not_be_started(launch: Launch, tmp_path: Path) -> No
 def test_a_program_that_can_not_be_started(launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "bin" / "srun").unlink()
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setattr(causes, "MOST_PAUSE_S", 0.01)
     finish = launch(["true"]).finish
     assert finish.ending is Ending.BADLY
-    assert "program error came 4 times without a new checkpoint since the start: the program could not" in finish.why
+    assert "Slurm fault came 9 times without a new checkpoint since the start: the program could not" in finish.why
 
 
 def test_a_run_that_went_on_without_this_host(launch: Launch, tmp_path: Path) -> None:
-    """It stood still, the job was requeued, and a later attempt works on the run: nothing more is to be done here."""
-    claim = tmp_path / "run" / "journal" / "A0002.claim"
-    finish = launch(["sh", "-c", f": > {claim}; exit 1"]).finish
-    assert (finish.ending, finish.why) == (
-        Ending.LEFT,
-        "this host is cut off: attempt 2 of this run has begun",
-    )
+    """It stood still, and a later attempt works on the run: this one waits for its end, and starts nothing."""
+    journal = tmp_path / "run" / "journal"
+    end = {"ending": "ended well", "why": "the program ended", "code": 0, "committed": 0}
+    line = json.dumps({"time": "2026-01-01T00:00:00+00:00", "attempt": "A0002-L01", "kind": "end", "host": "n2", **end})
+    script = f": > {journal}/A0002.claim; echo '{line}' > {journal}/A0002-n2.jsonl; exit 1"
+    finish = launch(["sh", "-c", script]).finish
+    assert (finish.ending, finish.code) == (Ending.LEFT, 0)
+    assert finish.why == "another launcher led to the end: ended well, the program ended"
     assert [kind for kind, _ in kinds(tmp_path / "run")].count("restart") == 0

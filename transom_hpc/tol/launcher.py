@@ -20,11 +20,12 @@ from transom_hpc.monitors import verdict
 from transom_hpc.slurm.commands import Slurm
 from transom_hpc.slurm.hosts import fold_hosts
 from transom_hpc.slurm.site import SiteConfig
-from transom_hpc.tol import events, phases, succession
+from transom_hpc.tol import events, exits, phases, requests, succession
 from transom_hpc.tol.admission import misplaced, refuse_where_wrong, why_no_requeue
 from transom_hpc.tol.attempt import Attempt
 from transom_hpc.tol.causes import Cause, Restart
 from transom_hpc.tol.diary import Diary
+from transom_hpc.tol.divergence import Losses
 from transom_hpc.tol.hang import START_DEADLINE_S, HangWatch
 from transom_hpc.tol.history import restarts_of_job
 from transom_hpc.tol.job import Job
@@ -32,13 +33,14 @@ from transom_hpc.tol.journal import Journal, begun_after, claim_number, newer_th
 from transom_hpc.tol.keeper import Keeper
 from transom_hpc.tol.pace import Pace
 from transom_hpc.tol.reliability import Interruptions, interruptions
-from transom_hpc.tol.requeueing import requeue_job
+from transom_hpc.tol.requeueing import carry_on, why_ended
 from transom_hpc.tol.rundir import RunDir
 from transom_hpc.tol.spec import Submitted
-from transom_hpc.tol.steps import Step, Steps, ended_well, first_exit
+from transom_hpc.tol.steps import Step, Steps, ended_well, first_exit, has_begun
 from transom_hpc.tol.watcher import Watcher
 
 _TICK_S = 0.2
+_ASK_S = 1.0  # between two looks for a request
 _LOOK_S = 3.0
 
 
@@ -91,11 +93,13 @@ class Launcher:
             site.copies if spec.copies is None else spec.copies,
         )
         self._deadline: float | None = None
+        self._ask_at = 0.0  # when to look next for a person's request
         self._look_at = 0.0  # when to look next whether another launcher leads, and to which end
         self._attempt = Attempt(0, 0)
         self._diary = Diary()
         self._seen_committed = 0
         self._distrust = ""  # "STEP@ATTEMPT": not to be restored
+        self._losses = Losses(spec.divergence)
         self._pace = self._new_pace()
         self.finish = events.Finish(events.Ending.LEFT, "not started", 1)
         """How the work ended; set by run."""
@@ -134,6 +138,9 @@ class Launcher:
         if taken is not None:
             estate = succession.estate(entries, taken, self._job)
             hosts = estate.living
+        distrusted = [entry.facts for entry in entries if entry.kind == "distrust"]
+        if distrusted:
+            self._distrust = f"{distrusted[-1].get('below')}@{distrusted[-1].get('upto')}"
         settle_s = self._site.sample_period_s * self._site.silent_periods + 1.5
         self._state = phases.Run(
             phase=phases.Phase.STARTING,
@@ -157,6 +164,7 @@ class Launcher:
             home=self._job.home,
             committed=self._state.committed,
             can_requeue=self._state.can_requeue,
+            ended_by=why_ended(entries, self._job, self._slurm) or "",
             succeeds=str(Attempt(taken.before, 0)) if taken else "",
             program=list(self._submitted.program),
         )
@@ -200,7 +208,7 @@ class Launcher:
         found: list[events.Event] = []
         self._keeper.look()
         for news in self._keeper.news():
-            self._memory_news(news)
+            found += self._memory_news(news)
         messages = self._watcher.messages(_TICK_S)
         if messages:
             self._pace.heard()
@@ -216,13 +224,13 @@ class Launcher:
             found.append(events.Unwatched())
         if self._program is not None:
             found.extend(self._pace.look())
-        found += self._signalled()
+        found += self._asked_to_stop()
         if self._program is not None:
             code = self._program.poll()
             if code is not None:
-                self._program.end()
-                self._program = None
-                found += [*self._pace.last_look(), self._exited(code)]
+                step, self._program = self._program, None
+                step.end()
+                found += [*self._pace.last_look(), self._exited(code, step.words())]
         now = self._clock.now()
         if self._deadline is not None and now >= self._deadline:
             self._deadline = None
@@ -237,8 +245,17 @@ class Launcher:
             return [events.Isolated(f"attempt {number + 1} of this run has begun")]
         return found
 
-    def _signalled(self) -> list[events.Event]:
+    def _asked_to_stop(self) -> list[events.Event]:
+        """Slurm's signals, and what a person asks in the run directory."""
         found: list[events.Event] = []
+        now = self._clock.now()
+        if now >= self._ask_at:
+            self._ask_at = now + _ASK_S
+            request = requests.asked(self._dir, str(self._job.job_id), self._job.restarts)
+            if request is not None:
+                requests.answered(self._dir)
+                self._record("request", what=request.what, by=request.by)
+                found.append(events.StopAsked(Cause.STOPPED if request.what == "stop" else Cause.REQUEUED))
         while self._signals:
             number = self._signals.pop(0)
             own = number == getattr(signal, f"SIG{self._site.signal}")
@@ -253,7 +270,7 @@ class Launcher:
     def _events_aside(self) -> list[events.Event]:
         """What concerns a launcher that stands by: Slurm's signals, and whether another leads, and to which end."""
         self._clock.sleep(_TICK_S)
-        found = self._signalled()
+        found = self._asked_to_stop()
         if not found and self._clock.now() >= self._look_at:
             self._look_at = self._clock.now() + _LOOK_S
             ended = succession.end_of_successor(self._dir, self._attempt.number)
@@ -323,20 +340,21 @@ class Launcher:
                 self._watcher.drop(message.host)
                 self._keeper.drop(message.host)
                 return [events.HostBad(message.host, Cause.HOST_SILENT, message.evidence, self._committed())]
+            case verdict.Verdict(severity="act" | "act-at-checkpoint"):
+                cause = Cause.STRAGGLER if message.cause == "straggler" else Cause.HOST_SICK
+                can_wait = message.severity == "act-at-checkpoint"
+                return [
+                    events.HostBad(message.host, cause, message.evidence, self._committed(), can_wait=can_wait),
+                ]
         return []
 
-    def _exited(self, code: int) -> events.Exited:
+    def _exited(self, code: int, words: Sequence[str]) -> events.Exited:
         prefix = self._dir.logs / str(self._attempt)
         first = first_exit(prefix)
-        if first is None and code == 0 and not ended_well(prefix):
-            why = "srun did not start the program (its words are in the log)"
-            return events.Exited(1, self._committed(), Cause.SLURM, why)
-        code = code if first is None else first.code
-        who = "" if first is None else f"rank {first.rank} on {first.host}: "
-        cause, what = Cause.PROGRAM_ERROR, f"exit status {code}"
-        if code > 128:
-            cause, what = Cause.PROGRAM_KILLED, f"died of signal {code - 128}"
-        return events.Exited(code, self._committed(), cause, who + what)
+        if first is None and code == 0 and ended_well(prefix):
+            return events.Exited(0, self._committed())
+        cause, evidence = exits.classify(first, code, has_begun(prefix), words)
+        return events.Exited((code if first is None else first.code) or 1, self._committed(), cause, evidence)
 
     # Actions
 
@@ -372,7 +390,10 @@ class Launcher:
         start_s = spec.start_deadline_s
         watch = HangWatch(self._clock.now(), start_s or START_DEADLINE_S, spec.hang_after_s or self._site.hang_after_s)
         strict = start_s is not None
-        return Pace(self._job.shm, self._attempt, watch, strict, self._committed, self._record, self._clock)
+        self._losses.begin()
+        return Pace(
+            self._job.shm, self._attempt, watch, strict, self._losses, self._committed, self._record, self._clock
+        )
 
     def _program_environment(self) -> dict[str, str]:
         spec, staging = self._submitted.spec, self._site.staging_bytes
@@ -410,17 +431,30 @@ class Launcher:
             thread.join()
 
     def _write_stacks(self, hosts: Sequence[str]) -> None:
-        """Have each rank write down where it stands."""
+        folder = self._dir.logs / f"{self._attempt}-stacks"
+        try:
+            behind = self._steps.stacks(hosts, str(self._attempt), folder)
+        except OSError as error:
+            behind = f"the stacks could not be had: {error}"
+        self._record("stacks", folder=str(folder), behind=behind)
+        self._say(f"{behind} (stacks of all ranks: {folder})")
 
     def _requeue(self, action: events.Requeue) -> events.Requeued:
-        cause = action.cause
         self._clean()
-        if action.follow_up:
-            return events.Requeued(False, self._state.can_requeue)
-        self._say(f"requeueing the job ({cause})")
+        self._say(f"requeueing the job ({action.cause})")
         # Slurm answers a requeue by SIGTERM to us and to every process of ours.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        return requeue_job(self._dir, self._submitted.spec, self._job, cause, self._slurm, self._record, self._clock)
+        return carry_on(
+            self._dir,
+            self._submitted,
+            self._job,
+            action.cause,
+            self._slurm,
+            self._environment,
+            self._record,
+            self._clock,
+            may_requeue=not action.follow_up,
+        )
 
     def _ask_stop(self, cause: Cause) -> None:
         self._say(f"asking the program to save and leave ({cause})")
@@ -473,7 +507,7 @@ class Launcher:
         self._record("server", problem=problem, lasting=lasting)
         self._say(problem)
 
-    def _memory_news(self, news: dict[str, Any]) -> None:
+    def _memory_news(self, news: dict[str, Any]) -> list[events.Event]:
         """What servers tell of copies, and of what they brought after a loss; where the program has restored from."""
         kind = news.pop("kind")
         if kind == "copies":
@@ -489,6 +523,8 @@ class Launcher:
                 self._say(text)
         elif kind == "restored":
             self._record("restored", **{name: news.get(name) for name in ("step", "source")})
+            return [events.Restored(int(news.get("step") or 0))]
+        return []
 
     def _committed(self) -> int:
         try:

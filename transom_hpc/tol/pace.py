@@ -12,7 +12,8 @@ from transom_hpc.base.clock import Clock
 from transom_hpc.monitors.heartbeat import read_heartbeats
 from transom_hpc.monitors.verdict import Progress as Word
 from transom_hpc.tol.attempt import Attempt
-from transom_hpc.tol.events import Event, Hung, Progress
+from transom_hpc.tol.divergence import Losses
+from transom_hpc.tol.events import Diverged, Event, Hung, Progress
 from transom_hpc.tol.hang import HangWatch
 
 _EVERY_S = 10.0
@@ -27,6 +28,7 @@ class Pace:
         attempt: the launch.
         watch: its limits.
         strict: whether a program that has given no sign of life is judged too.
+        losses: judges the losses.
         committed: finds the newest committed step.
         record: writes into the journal: record(kind, **facts).
         clock: time.
@@ -38,6 +40,7 @@ class Pace:
         attempt: Attempt,
         watch: HangWatch,
         strict: bool,
+        losses: Losses,
         committed: Callable[[], int],
         record: Callable[..., None],
         clock: Clock,
@@ -46,6 +49,7 @@ class Pace:
         self._attempt = attempt
         self._watch = watch
         self._strict = strict
+        self._losses = losses
         self._committed = committed
         self._record = record
         self._clock = clock
@@ -69,6 +73,11 @@ class Pace:
                 self._written = now
                 self._record("progress", step=word.step_min, step_s=word.step_s, loss=word.loss, committed=saved)
             events.append(Progress(word.step_min, saved))
+        found = self._losses.take(word)
+        if found is not None:
+            self._record("loss", problem=found.kind, evidence=found.evidence, before=found.before, acts=found.act)
+            if found.act:
+                events.append(Diverged(found.evidence, self._committed(), found.before))
         # A program without heartbeats is not ours to judge, unless its user has set it a deadline.
         if (word.ranks or self._strict) and self._watch.hung(now):
             pause = now - self._watch.since

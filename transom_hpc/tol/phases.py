@@ -78,18 +78,19 @@ Requeued  -         -          -        -         -          -         answer   
 Ended     -         -          -        -         -          -         -           follow
 """
 
-_ANOTHER_LAUNCH = (Phase.LAUNCHING, Phase.PAUSING, Phase.REQUEUEING, Phase.OVER)
+AGAIN = (Phase.LAUNCHING, Phase.PAUSING, Phase.REQUEUEING, Phase.OVER)
+"""Where a restart may lead: to a launch, now or after a pause; to the queue; or to the end, for want of budget."""
 LEADS: dict[str, tuple[Phase, ...]] = {
     "place": (Phase.LAUNCHING, Phase.REQUEUEING, Phase.OVER),
     "begin": (),
-    "go_on": (Phase.RUNNING, Phase.ASIDE, *_ANOTHER_LAUNCH),  # a host that could wait is replaced now
+    "go_on": (Phase.RUNNING, Phase.ASIDE, *AGAIN),  # a host that could wait is replaced now
     "note": (),
     "exit": (Phase.SETTLING, Phase.REQUEUEING, Phase.OVER),
     "leave": (Phase.REQUEUEING, Phase.OVER),
     "lose": (Phase.ASIDE,),
-    "replace": (Phase.ASIDE, *_ANOTHER_LAUNCH),
-    "hang": _ANOTHER_LAUNCH,
-    "diverge": _ANOTHER_LAUNCH,
+    "replace": (Phase.ASIDE, *AGAIN),
+    "hang": AGAIN,
+    "diverge": AGAIN,
     "stop": (Phase.REQUEUEING, Phase.OVER),
     "ask": (Phase.STOPPING,),
     "insist": (),
@@ -99,8 +100,8 @@ LEADS: dict[str, tuple[Phase, ...]] = {
     "launch": (Phase.LAUNCHING,),
     "stop_hard": (Phase.REQUEUEING, Phase.OVER),
     "come_back": (Phase.REQUEUEING, Phase.OVER),
-    "sift": _ANOTHER_LAUNCH,
-    "blame": _ANOTHER_LAUNCH,
+    "sift": AGAIN,
+    "blame": AGAIN,
     "answer": (Phase.OVER,),
     "follow": (Phase.OVER,),
 }

@@ -6,13 +6,14 @@ import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
 from transom_hpc.base.errors import RunDirError, SpecError
 from transom_hpc.slurm.hosts import expand_hosts
 from transom_hpc.slurm.times import parse_time
+from transom_hpc.tol.divergence import ActOn
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,8 @@ class JobSpec:
         start_deadline_s: seconds from the start of the program to its first step before it counts as hung; None: half
             an hour for a program that uses a Checkpointer, no limit for one that doesn't.
         hang_after_s: seconds without a step before the program counts as hung; None: learned from its own step times.
+        divergence: for which losses the program is started again from before them: "nan" for NaN and infinite ones;
+            "spike" also for such as are far above all that there were; "never".
         local: run on this machine through submitit's local executor, without Slurm, for debugging.
     """
 
@@ -64,6 +67,7 @@ class JobSpec:
     copies: int | None = None
     start_deadline_s: float | None = None
     hang_after_s: float | None = None
+    divergence: ActOn = "nan"
     local: bool = False
 
     def __post_init__(self) -> None:
@@ -82,6 +86,9 @@ class JobSpec:
                 continue
             if type(value) is not int or value < least:
                 raise SpecError(f"{name} must be a whole number of at least {least}, not {value!r}", field=name)
+        if self.divergence not in get_args(ActOn):
+            choices = ", ".join(get_args(ActOn))
+            raise SpecError(f"divergence must be one of {choices}, not {self.divergence!r}", field="divergence")
         if self.min_nodes is not None and self.min_nodes > self.nodes:
             raise SpecError(f"min_nodes ({self.min_nodes}) is more than nodes ({self.nodes})", field="min_nodes")
         if self.save_every != "auto" and (type(self.save_every) is not int or self.save_every < 1):
