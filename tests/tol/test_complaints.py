@@ -30,6 +30,8 @@ def test_what_is_made_of_it() -> None:
         Cause.PROGRAM_KILLED,
         "the program's step died of SIGTERM: n2: task 1: Killed",
     )
+    later = [*words(0)[1:], words(0)[0]]  # each host's word comes when it comes
+    assert classify(None, 143, True, later)[1] == "the program's step died of SIGTERM: n2: task 1: Killed"
     assert classify(None, 1, False, words(3)[-1:]) == (
         Cause.SLURM,
         "srun did not start the program: Unable to create step for job 1: Requested node configuration is not "

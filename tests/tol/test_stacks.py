@@ -224,6 +224,32 @@ def test_a_file_that_an_earlier_process_left_asks_no_other(shm: Path, start: Sta
     assert traces.ask(shm, 0, os.getpid(), time.monotonic() + 1) == ""
 
 
+def test_another_process_of_the_same_rank_is_not_asked(shm: Path, start: Start) -> None:
+    """It catches the signal, for a use of its own; the file is of a rank that has gone."""
+    program = """
+        import signal
+        signal.signal(traces.SIGNAL, lambda *_: beat.beat(99))
+        path = traces.trace_path(shm, rank)
+        path.write_text(path.read_text().replace(str(os.getpid()), "1"))
+        beat.beat(1)
+        time.sleep(60)
+    """
+    process = start(0, program)
+    assert traces.ask(shm, 0, process.pid, time.monotonic() + 1) == ""
+    time.sleep(0.2)
+    assert [beat.step for beat in read_heartbeats(shm, ATTEMPT)] == [1]
+
+
+def test_who_starts_ranks_is_none(shm: Path, start: Start, seen: Seen, tmp_path: Path) -> None:
+    """torchrun has the rank of its task, and its workers have theirs."""
+    rank = tmp_path / "rank.py"
+    rank.write_text(RANK + "beat.beat(1)\ntime.sleep(60)\n")
+    code = "import os, subprocess, sys; subprocess.run([sys.executable, sys.argv[1]], env={**os.environ, 'RANK': '4'})"
+    above = [sys.executable, "-c", code, str(rank)]
+    start(1, above, lambda: any(beat.step for beat in read_heartbeats(shm, ATTEMPT)))
+    assert set(seen()) == {4}
+
+
 def test_a_program_that_uses_the_signal_keeps_it(shm: Path) -> None:
     program = """
         import os, signal
