@@ -14,7 +14,7 @@ import pytest
 
 from transom_hpc.slurm.commands import SlurmCommands
 from transom_hpc.slurm.site import SiteConfig
-from transom_hpc.tol import causes
+from transom_hpc.tol.causes import BUDGETS, Budget, Cause
 from transom_hpc.tol.events import Ending
 from transom_hpc.tol.job import Job
 from transom_hpc.tol.launcher import Launcher
@@ -99,10 +99,10 @@ def test_a_sidecar_that_can_not_be_started(launch: Launch, tmp_path: Path) -> No
 def test_a_program_that_can_not_be_started(launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "bin" / "srun").unlink()
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    monkeypatch.setattr(causes, "MOST_PAUSE_S", 0.01)
+    monkeypatch.setitem(BUDGETS, Cause.SLURM, Budget(2, 0.01))
     finish = launch(["true"]).finish
     assert finish.ending is Ending.BADLY
-    assert "Slurm fault came 9 times without a new checkpoint since the start: the program could not" in finish.why
+    assert "Slurm fault came 3 times without a new checkpoint since the start: the program could not" in finish.why
 
 
 def test_a_run_that_went_on_without_this_host(launch: Launch, tmp_path: Path) -> None:
