@@ -283,8 +283,8 @@ class Recovery:
         return CorruptCheckpoint(
             f"no checkpoint is left that is trusted: from step {self._distrust.below} on they are not, as saved by "
             f"{self._distrust.upto} or before, and there is none of an earlier step. They are where they were, in "
-            f"{self._directory}: submit again to go on from the newest of them all the same, or move them away first "
-            "to begin from nothing",
+            f"{self._directory}: give distrust='' to Checkpointer, or to its from_env, to go on from the newest of "
+            "them all the same, or move them away to begin from nothing",
             step=self._distrust.below,
             path=path,
         )

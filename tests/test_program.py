@@ -121,13 +121,21 @@ def test_several_ranks_that_can_not_talk_need_a_name(tmp_path: Path, monkeypatch
         transom.Checkpointer.from_env(directory=tmp_path)
 
 
-def test_what_is_not_to_be_restored_is_in_the_environment(shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
+def test_what_is_not_to_be_restored_is_in_the_environment(
+    shm: Path,  # noqa: ARG001
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with transom.Checkpointer.from_env(attempt="A0001-L01") as checkpointer:
         for step in (5, 10):
             checkpointer.save(step, new_state(), block=True)
     monkeypatch.setenv("TRANSOM_DISTRUST", "10@A0001-L01")
     with transom.Checkpointer.from_env() as checkpointer:
         assert checkpointer.restore(new_state()) == 5
+    (aside,) = (tmp_path / "run" / "checkpoints").glob(".distrusted-*")
+    aside.rename(aside.with_name("step-000000010"))
+    with transom.Checkpointer.from_env(attempt="A0002-L04", distrust="") as checkpointer:
+        assert checkpointer.restore(new_state()) == 10, "the program knows better"
 
 
 def test_in_a_job_the_environment_says_everything(shm: Path, tmp_path: Path) -> None:
