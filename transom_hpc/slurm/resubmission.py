@@ -81,5 +81,9 @@ def arguments(command: str, program: Sequence[str], is_file: Callable[[str], boo
 
 
 def _pattern(path: str, job_id: int) -> str:
-    """The path with sbatch's %j in place of the job's id: each job writes into a file of its own."""
-    return re.sub(rf"(?<![0-9]){job_id}(?![0-9])", "%j", path.replace("%", "%%"))
+    """The path with sbatch's %j for the job's id in the file's name: each job writes into a file of its own.
+
+    A folder stays as it is: it is there, and another may not be.
+    """
+    folder, slash, name = path.replace("%", "%%").rpartition("/")
+    return folder + slash + re.sub(rf"(?<![0-9A-Za-z]){job_id}(?![0-9A-Za-z])", "%j", name)
