@@ -19,7 +19,20 @@ PURE = {
     "slurm": ["environment", "hosts", "jobid", "resubmission", "states", "text", "times"],
     "ckpt": ["borrow", "dtypes", "interval", "layout", "manifest", "portions", "reads", "retention", "stock"],
     "monitors": ["reading", "detect_silence", "succession", "verdict"],
-    "tol": ["attempt", "behind", "causes", "divergence", "exclusion", "exits", "hang", "history", "phases", "reliability"],
+    "tol": [
+        "attempt",
+        "behind",
+        "causes",
+        "divergence",
+        "exclusion",
+        "exits",
+        "hang",
+        "history",
+        "phases",
+        "reliability",
+        "rules",
+        "state",
+    ],
 }
 IMPURE = {"os", "subprocess", "threading", "time", "shutil", "socket", "torch", "h5py", "mpi4py", "psutil", "signal"}
 # Which file may import a heavy library at module level.

@@ -42,7 +42,8 @@ from transom_hpc.tol.events import (
     Wait,
     together,
 )
-from transom_hpc.tol.phases import LEADS, TABLE, Phase, Run, decide
+from transom_hpc.tol.phases import LEADS, TABLE, decide
+from transom_hpc.tol.state import Phase, Run
 
 HOSTS = ("n1", "n2", "n3", "n4", "n5")
 

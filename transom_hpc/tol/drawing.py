@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import get_args
 
 from transom_hpc.tol.events import Event
-from transom_hpc.tol.phases import AGAIN, LEADS, TABLE, Phase
+from transom_hpc.tol.phases import AGAIN, LEADS, TABLE
+from transom_hpc.tol.state import Phase
 
 _BEGIN, _END = "<!-- drawn by transom_hpc.tol.drawing -->", "<!-- end -->"
 

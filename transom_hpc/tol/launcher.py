@@ -20,7 +20,7 @@ from transom_hpc.monitors import verdict
 from transom_hpc.slurm.commands import Slurm
 from transom_hpc.slurm.hosts import fold_hosts
 from transom_hpc.slurm.site import SiteConfig
-from transom_hpc.tol import events, exits, phases, requests, succession
+from transom_hpc.tol import events, exits, phases, requests, state, succession
 from transom_hpc.tol.admission import misplaced, refuse_where_wrong, why_no_requeue
 from transom_hpc.tol.attempt import Attempt
 from transom_hpc.tol.causes import Cause, Restart
@@ -142,8 +142,8 @@ class Launcher:
         if distrusted:
             self._distrust = f"{distrusted[-1].get('below')}@{distrusted[-1].get('upto')}"
         settle_s = self._site.sample_period_s * self._site.silent_periods + 1.5
-        self._state = phases.Run(
-            phase=phases.Phase.STARTING,
+        self._state = state.Run(
+            phase=state.Phase.STARTING,
             needed=needed,
             home=self._job.home,
             active=estate.active,
@@ -153,7 +153,7 @@ class Launcher:
             committed=self._committed(),
             early=2 if spec.save_every == "auto" else max(2, spec.save_every // 10),
             can_requeue=why_no_requeue(self._job, self._slurm),
-            limits=phases.Limits(settle_s=settle_s, stop_s=self._leave_s),
+            limits=state.Limits(settle_s=settle_s, stop_s=self._leave_s),
         )
         self._record(
             "start",
@@ -187,7 +187,7 @@ class Launcher:
         """End what the lost launcher has left on the living hosts; what goes on is decided as after a fault here."""
         self._say(f"takes over from attempt {taken.before}: {taken.evidence}")
         exited = events.Exited(1, self._state.committed, Cause.LAUNCHER_LOST, taken.evidence)
-        self._state = replace(self._state, phase=phases.Phase.SETTLING, exit=exited)
+        self._state = replace(self._state, phase=state.Phase.SETTLING, exit=exited)
         lost = [events.Host(host, Cause.HOST_SILENT, taken.evidence) for host in estate.lost]
         for host, evidence in succession.clear(self._steps, estate.living, self._job.shm).items():
             lost.append(events.Host(host, Cause.HOST_LOST, evidence))
@@ -203,7 +203,7 @@ class Launcher:
         return None
 
     def _events(self) -> list[events.Event]:
-        if self._state.phase is phases.Phase.ASIDE:
+        if self._state.phase is state.Phase.ASIDE:
             return self._events_aside()
         found: list[events.Event] = []
         self._keeper.look()
@@ -300,7 +300,7 @@ class Launcher:
                         why = f"the program could not be started ({error})"
                         return self._handle(events.Exited(1, self._committed(), Cause.SLURM, why))
                 case events.End():
-                    goes_on = self._state.phase is phases.Phase.LAUNCHING
+                    goes_on = self._state.phase is state.Phase.LAUNCHING
                     self._end(self._state.active if goes_on else ())
                 case events.Stacks(hosts):
                     self._write_stacks(hosts)

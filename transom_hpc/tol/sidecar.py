@@ -24,6 +24,7 @@ from transom_hpc.monitors.exchange import MpiExchange, leave
 from transom_hpc.monitors.processes import end_program, end_server, program_pids
 from transom_hpc.monitors.sidecar import EXIT_LEFT, Sidecar, SidecarConfig, SidecarHooks
 from transom_hpc.slurm.commands import Slurm, SlurmCommands
+from transom_hpc.slurm.text import JobFacts
 from transom_hpc.tol.attempt import Attempt
 from transom_hpc.tol.causes import Cause, tries_left
 from transom_hpc.tol.diary import Diary
@@ -81,33 +82,44 @@ class Survivor:
     def orphaned(self, dead: tuple[str, ...], evidence: str) -> None:
         """The launcher is lost and this host speaks for the job: take over, or requeue the job without the dead hosts.
 
-        Who claims the next attempt leads. Where somebody has it already, that one leads, and nothing is done here.
+        Slurm is asked first: who can't reach it can start nothing either. Who then claims the next attempt leads. Where
+        somebody has it already, that one leads, and nothing is done here.
         """
-        entries = self.run.entries()
-        ended = end_of_attempt(entries, self.attempt.number)
         slurm = SlurmCommands(timeout_s=5.0, ignore_term=True)
+        entries = self.run.entries()
+        if self._is_out(entries):
+            return
+        ended = end_of_attempt(entries, self.attempt.number)
         if ended is not None:
             if ended.ending is not Ending.LEFT:  # its host died when the work was done, and the job is still there
                 end_job(self.job, ended.code, slurm, SystemClock())
             return
-        if not claim_exactly(self.run.journal, self.attempt.number + 1):
-            return
-        taken = TakeOver(self.attempt.number, dead, evidence)
-        why = self._take_over(taken, entries, slurm)
+        try:
+            facts = slurm.show_job(self.job.job_id)
+        except SlurmError as error:
+            facts, why = None, str(error)
+        else:
+            why = "" if facts.state_text.startswith("RUNNING") else f"the job is {facts.state_text}"
+        if facts is not None and not why:
+            if not claim_exactly(self.run.journal, self.attempt.number + 1):
+                return
+            why = self._take_over(TakeOver(self.attempt.number, dead, evidence), entries, facts)
         if why:
             print(f"transom: {self.host} could not take over: {why}", file=sys.stderr, flush=True)
             self._requeue(dead, evidence, slurm)
 
-    def _take_over(self, taken: TakeOver, entries: Sequence[Entry], slurm: Slurm) -> str:
+    def _is_out(self, entries: Sequence[Entry]) -> bool:
+        """Whether the launcher has taken this host out meanwhile: then it lives, and this host is the one not heard."""
+        mine = [entry for entry in entries if entry.attempt.number == self.attempt.number]
+        named = {entry.facts.get("host_out") for entry in mine if entry.kind in ("restart", "host out")}
+        return self.host in named
+
+    def _take_over(self, taken: TakeOver, entries: Sequence[Entry], facts: JobFacts) -> str:
         """Start another launcher here: "" when it has begun, else why not."""
         start = next((e for e in entries if e.kind == "start" and e.attempt.number == taken.before), None)
         program = [str(word) for word in start.facts.get("program", ())] if start is not None else []
         if not program:
             return f"attempt {taken.before} has not begun"
-        try:
-            facts = slurm.show_job(self.job.job_id)
-        except SlurmError as error:
-            return str(error)
         outputs = (facts.std_out or os.devnull, facts.std_err or facts.std_out or os.devnull)
         job = replace(self.job, home=self.host)
         return start_launcher(self.run, job, taken, program, outputs, self.environment)
