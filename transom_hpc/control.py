@@ -127,7 +127,7 @@ class Control:
                 try:
                     found = self._by_the_queue()
                     pause_s = _SLURM_S
-                except SlurmError:  # the journal tells in the end
+                except (SlurmMissing, SlurmError):  # the journal tells in the end
                     pause_s = min(_SILENCE_S, 2 * pause_s)
                 look_at = self._clock.now() + pause_s
             if found is not None:

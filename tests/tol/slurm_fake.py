@@ -146,6 +146,7 @@ class FakeSlurm:
 
     def script(self, job_id: int) -> str:
         self._call("script")
+        assert job_id in self.jobs
         return "#!/bin/bash\n"
 
     def submit(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from transom_hpc.base.errors import SlurmRefused
-from transom_hpc.slurm.text import AccountRow, JobFacts, parse_sacct
+from transom_hpc.slurm.text import AccountRow, parse_sacct
 from transom_hpc.tol.attempt import Attempt
 from transom_hpc.tol.causes import Cause
 from transom_hpc.tol.events import Requeued
@@ -164,11 +164,10 @@ def test_silence_is_no_refusal(run: RunDir) -> None:
     """The requeue may have been done: a second job must not run beside it."""
 
     class Dumb(FakeSlurm):
-        def requeue(self, job_id: int) -> None:
-            raise SILENT
-
-        def show_job(self, job_id: int) -> JobFacts:
-            raise SILENT
+        def _call(self, name: str) -> None:
+            if name in ("requeue", "show_job"):
+                raise SILENT
+            super()._call(name)
 
     slurm = Dumb(facts())
     answer, notes = go_on(run, slurm, may_requeue=True)
