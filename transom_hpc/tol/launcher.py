@@ -9,13 +9,12 @@ import shutil
 import signal
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from types import FrameType
 from typing import Any
 
 from transom_hpc.base.clock import Clock, SystemClock
-from transom_hpc.base.errors import LaunchError, RunDirError
+from transom_hpc.base.errors import LaunchError
 from transom_hpc.monitors import verdict
 from transom_hpc.slurm.commands import Slurm
 from transom_hpc.slurm.hosts import fold_hosts
@@ -31,12 +30,13 @@ from transom_hpc.tol.history import restarts_of_job
 from transom_hpc.tol.job import Job
 from transom_hpc.tol.journal import Journal, begun_after, claim_number, newer_than
 from transom_hpc.tol.keeper import Keeper
+from transom_hpc.tol.memory import tell
 from transom_hpc.tol.pace import Pace
-from transom_hpc.tol.reliability import Interruptions, interruptions
 from transom_hpc.tol.requeueing import carry_on, why_ended
 from transom_hpc.tol.rundir import RunDir
 from transom_hpc.tol.spec import Submitted
 from transom_hpc.tol.steps import Step, Steps, ended_well, first_exit, has_begun
+from transom_hpc.tol.variables import program_variables
 from transom_hpc.tol.watcher import Watcher
 
 _TICK_S = 0.2
@@ -208,7 +208,7 @@ class Launcher:
         found: list[events.Event] = []
         self._keeper.look()
         for news in self._keeper.news():
-            found += self._memory_news(news)
+            found += tell(news, self._record, self._say)
         messages = self._watcher.messages(_TICK_S)
         if messages:
             self._pace.heard()
@@ -366,14 +366,18 @@ class Launcher:
         spec = self._submitted.spec
         self._job.shm.mkdir(mode=0o700, exist_ok=True)
         (self._job.shm / "stop").unlink(missing_ok=True)
-        environment = self._program_environment()
-        if (action.launch > 1 or self._job.restarts or self._taken) and not self._keeper.stays(action.hosts):
-            environment["TRANSOM_GATHERING"] = str(self._attempt)  # new servers bring what other hosts have in memory
+        lost = (action.launch > 1 or self._job.restarts or self._taken) and not self._keeper.stays(action.hosts)
+        variables = program_variables(self._dir, spec, self._site, self._leave_s)
+        variables |= {"TRANSOM_ATTEMPT": str(self._attempt), "TRANSOM_SHM": str(self._job.shm)}
+        if self._distrust:
+            variables["TRANSOM_DISTRUST"] = self._distrust
+        if lost and len(action.hosts) == spec.nodes:  # new servers bring what other hosts have, for as many ranks only
+            variables["TRANSOM_GATHERING"] = str(self._attempt)
         self._program = self._steps.program(
             self._submitted.program,
             action.hosts,
             tasks_per_node=spec.tasks_per_node,
-            environment=environment,
+            environment=variables,
             prefix=self._dir.logs / str(self._attempt),
         )
         self._pace = self._new_pace()
@@ -394,28 +398,6 @@ class Launcher:
         return Pace(
             self._job.shm, self._attempt, watch, strict, self._losses, self._committed, self._record, self._clock
         )
-
-    def _program_environment(self) -> dict[str, str]:
-        spec, staging = self._submitted.spec, self._site.staging_bytes
-        seen = Interruptions()
-        with suppress(RunDirError):  # a journal that can't be read now costs an estimate
-            seen = interruptions(self._dir.entries())
-        return {
-            **self._site.env,
-            "TRANSOM_RUN_DIR": str(self._dir.path),
-            "TRANSOM_ATTEMPT": str(self._attempt),
-            "TRANSOM_SHM": str(self._job.shm),
-            "TRANSOM_SAVE_EVERY": str(spec.save_every),
-            "TRANSOM_KEEP": str(spec.keep),
-            "TRANSOM_SIGNAL": self._site.signal,
-            "TRANSOM_LEAVE_S": str(self._leave_s),
-            "TRANSOM_INTERRUPTIONS": str(seen),
-            **({"TRANSOM_DISTRUST": self._distrust} if self._distrust else {}),
-            "TRANSOM_STRIPE_BYTES": str(self._site.stripe_bytes),
-            "TRANSOM_DATA_FILES": str(self._site.data_files),
-            "TRANSOM_WRITER": self._site.writer,
-            **({"TRANSOM_STAGING_BYTES": str(staging)} if staging else {}),
-        }
 
     def _end(self, serve: Sequence[str] = ()) -> None:
         """End the steps by force; the checkpoint server stays where it is for these hosts."""
@@ -506,25 +488,6 @@ class Launcher:
     def _server_problem(self, problem: str, lasting: bool) -> None:
         self._record("server", problem=problem, lasting=lasting)
         self._say(problem)
-
-    def _memory_news(self, news: dict[str, Any]) -> list[events.Event]:
-        """What servers tell of copies, and of what they brought after a loss; where the program has restored from."""
-        kind = news.pop("kind")
-        if kind == "copies":
-            self._record("copies", problem=str(news.get("problem", "")), of=str(news.get("host", "")))
-            self._say(str(news.get("problem", "")) or f"copies of {news.get('host')} are made again")
-        elif kind == "gathered":
-            self._record(
-                "gathered", **{name: news.get(name) for name in ("steps", "moved", "bytes", "seconds", "lost")}
-            )
-            spoilt = news.get("spoilt") or {}
-            for text in [*news.get("lost", ()), *(f"{place}: {why}" for place, why in spoilt.items())]:
-                self._record("copies", problem=text, of="")
-                self._say(text)
-        elif kind == "restored":
-            self._record("restored", **{name: news.get(name) for name in ("step", "source")})
-            return [events.Restored(int(news.get("step") or 0))]
-        return []
 
     def _committed(self) -> int:
         try:
