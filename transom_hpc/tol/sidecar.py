@@ -96,14 +96,13 @@ class Survivor:
             return
         try:
             facts = slurm.show_job(self.job.job_id)
+            why = f"the job is {facts.state_text}"
+            if facts.state_text == "RUNNING":
+                if not claim_exactly(self.run.journal, self.attempt.number + 1):
+                    return
+                why = self._take_over(TakeOver(self.attempt.number, dead, evidence), entries, facts)
         except SlurmError as error:
-            facts, why = None, str(error)
-        else:
-            why = "" if facts.state_text.startswith("RUNNING") else f"the job is {facts.state_text}"
-        if facts is not None and not why:
-            if not claim_exactly(self.run.journal, self.attempt.number + 1):
-                return
-            why = self._take_over(TakeOver(self.attempt.number, dead, evidence), entries, facts)
+            why = str(error)
         if why:
             print(f"transom: {self.host} could not take over: {why}", file=sys.stderr, flush=True)
             self._requeue(dead, evidence, slurm)

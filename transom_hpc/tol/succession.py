@@ -87,7 +87,8 @@ def estate(entries: Sequence[Entry], taken: TakeOver, job: Job) -> Estate:
         active = (home, *active[1:at], active[0], *active[at + 1 :]) if at else active
     else:
         spares = (home, *(host for host in spares if host != home))
-    return Estate(active, spares, tuple(dict.fromkeys(host for host in lost if host != home)))
+    there = {*active, *spares} - {home}
+    return Estate(active, spares, tuple(dict.fromkeys(host for host in lost if host in there)))
 
 
 def clear(steps: Steps, hosts: Sequence[str], shm: Path) -> dict[str, str]:
