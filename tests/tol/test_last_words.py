@@ -261,6 +261,17 @@ def test_a_rank_that_the_kernel_kills_for_memory(run: Run, small_group: Path) ->
     )
 
 
+def test_a_group_below_the_one_that_counts(run: Run, small_group: Path, tmp_path: Path) -> None:
+    """As where memory is counted for a whole step, or where a container sees its own group as the root."""
+    version_1 = small_group.parent.name == "memory"
+    line = f"{'4:memory' if version_1 else '0:'}:/{small_group.name}/user/task_0\n"
+    (tmp_path / "cgroup").write_text(f"1:cpu,cpuacct:/x\n{line}")
+    wrapper = f"echo $$ > {small_group / 'cgroup.procs'} || exit 99\n{steps._TASK}"
+    wrapper = wrapper.replace("/proc/self/cgroup", str(tmp_path / "cgroup"))
+    found = run("x = [bytes([1]) * (1 << 20) for _ in range(300)]\n", wrapper=wrapper)
+    assert (found.code, found.oom) == (128 + signal.SIGKILL, "group")
+
+
 def test_a_kill_while_the_host_kills_for_memory(run: Run, tmp_path: Path) -> None:
     """The host's counter is a copy here: nobody wants this machine to run out of memory."""
     copy = tmp_path / "vmstat"

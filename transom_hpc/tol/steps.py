@@ -31,16 +31,18 @@ from transom_hpc.tol.job import Job
 # any more when Slurm ends the job.
 _TASK = f"""
 killed_for_memory() {{  # sets group and host: how many so far in this control group, on this host
-    local id kinds path file name count
+    local id kinds path file root name count
     group=0 host=0
     while IFS=: read -r id kinds path; do
         case $kinds in
-            '') file=/sys/fs/cgroup$path/memory.events;;
-            memory|memory,*|*,memory|*,memory,*) file=/sys/fs/cgroup/memory$path/memory.oom_control;;
+            '') root=/sys/fs/cgroup file=memory.events;;
+            memory|memory,*|*,memory|*,memory,*) root=/sys/fs/cgroup/memory file=memory.oom_control;;
             *) continue;;
         esac
-        [ -r "$file" ] || continue
-        while read -r name count; do [ "$name" != oom_kill ] || group=$((group + count)); done < "$file"
+        path=${{path%/}}
+        while [ -n "$path" ] && [ ! -r "$root$path/$file" ]; do path=${{path%/*}}; done  # not counted, or a container
+        [ -r "$root$path/$file" ] || continue
+        while read -r name count; do [ "$name" != oom_kill ] || group=$((group + count)); done < "$root$path/$file"
     done < /proc/self/cgroup
     while read -r name count; do [ "$name" != oom_kill ] || host=$count; done < /proc/vmstat
 }} 2>/dev/null
