@@ -169,7 +169,7 @@ class Launcher:
             program=list(self._submitted.program),
         )
         self._say(
-            f"attempt {number} of run {self._dir.path} on {fold_hosts(hosts)}, {len(hosts) - needed} of them spare"
+            f"attempt {number} of run {self._dir.path} on {fold_hosts(hosts)}, {max(0, len(hosts) - needed)} of them spare"
         )
         if taken is not None:
             finish = self._handle(self._take_over(taken, estate))
