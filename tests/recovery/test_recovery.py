@@ -222,12 +222,12 @@ def uid(runs: Runs) -> str:
 def test_program_that_always_fails(runs: Runs) -> None:
     run = runs.submit("--nodes", "2", program=[sys.executable, "-c", "import sys; sys.exit('no such file: data.bin')"])
     end = run.wait_end("ended badly")
-    assert len(run.entries("launch")) == 4
-    assert "program error came 4 times without a new checkpoint since the start: rank " in end.facts["why"]
+    assert len(run.entries("launch")) == 5
+    assert "program error came 5 times without a new checkpoint since the start: rank " in end.facts["why"]
     assert "exit status 1" in end.facts["why"]
     answer = runs.transom("status", str(run.job_id), check=False)
     assert answer.returncode == 3
-    assert "stopped for good: program error came 4 times" in " ".join(answer.stdout.split())
+    assert "stopped for good: program error came 5 times" in " ".join(answer.stdout.split())
 
 
 def test_time_limit(runs: Runs, unhurt: Unhurt) -> None:

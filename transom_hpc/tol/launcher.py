@@ -227,9 +227,13 @@ class Launcher:
         found += self._asked_to_stop()
         if self._program is not None:
             code = self._program.poll()
+            hung = [event for event in found if isinstance(event, events.Hung)]
+            if code is None and hung and first_exit(self._dir.logs / str(self._attempt)) is not None:
+                code = 1  # a rank has ended, and srun has not ended the others yet: nobody hangs
             if code is not None:
                 step, self._program = self._program, None
                 step.end()
+                found = [event for event in found if event not in hung]
                 found += [*self._pace.last_look(), self._exited(code, step.words())]
         now = self._clock.now()
         if self._deadline is not None and now >= self._deadline:
