@@ -22,7 +22,7 @@ _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, sign
 _LAST_WORDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Whoever sends these wants an end."""
 _PID = "TRANSOM_GUARD"
-_SHORT_S = 10.0
+_SHORT_S = 5.0
 _MOST_SHORT = 3
 """After so many launchers in a row that were killed within _SHORT_S, no other is started: the journal may know of none
 of them, so its budgets would not end this."""
@@ -67,9 +67,10 @@ class Guard:
             name = _name(-died)
             short = short + 1 if time.monotonic() - begun < _SHORT_S else 0
             end_children()  # its sruns: each would keep its step
-            if self._asked or -died in _LAST_WORDS or short >= _MOST_SHORT:
-                return 128 + (self._asked or -died)
             reason = f"the launcher's process on {os.uname().nodename.partition('.')[0]} was killed ({name})"
+            if self._asked or -died in _LAST_WORDS or short >= _MOST_SHORT:
+                _say(f"{reason}; no other is started")
+                return 128 + (self._asked or -died)
             _say(f"{reason}; another one takes over")
 
     def _launch(self, reason: str) -> int:
