@@ -160,8 +160,9 @@ def test_a_job_that_a_person_has_cancelled_is_not_followed(run: RunDir) -> None:
     assert "requeue" not in slurm.calls
 
 
-def test_silence_is_no_refusal(run: RunDir) -> None:
+def test_silence_is_no_refusal(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     """The requeue may have been done: a second job must not run beside it."""
+    monkeypatch.setattr("transom_hpc.tol.requeueing.PATIENCE_S", 60.0)
 
     class Dumb(FakeSlurm):
         def _call(self, name: str) -> None:
