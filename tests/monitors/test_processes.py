@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from transom_hpc.monitors.heartbeat import start_ticks
-from transom_hpc.monitors.processes import end_program, end_server, is_running
+from transom_hpc.monitors.processes import end_older_steps, end_program, end_server, is_running
 
 
 @pytest.fixture
@@ -34,6 +34,16 @@ def orphan(attempt: str, stack: ExitStack, mark: str = "TRANSOM_ATTEMPT") -> int
     """A process of an attempt that is not a child of this one."""
     environment = {**os.environ, mark: attempt}
     answer = subprocess.run([sys.executable, "-c", _ORPHAN], stdout=subprocess.PIPE, env=environment, check=True)
+    pid = int(answer.stdout)
+    stack.callback(end_quietly, pid)
+    return pid
+
+
+def of_a_step(stack: ExitStack, **environment: str) -> int:
+    """A process with these variables that is not a child of this one."""
+    answer = subprocess.run(
+        [sys.executable, "-c", _ORPHAN], stdout=subprocess.PIPE, env={**os.environ, **environment}, check=True
+    )
     pid = int(answer.stdout)
     stack.callback(end_quietly, pid)
     return pid
@@ -89,3 +99,20 @@ def test_whether_a_process_runs() -> None:
     assert not is_running(child.pid, 0)  # ended, and not waited for yet
     child.wait()
     assert not is_running(child.pid, 0)
+
+
+def test_what_older_steps_of_a_job_left_ends(attempt: str, started: ExitStack) -> None:
+    folder = f"/dev/shm/{attempt}"
+    older = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "4"}
+    left = [of_a_step(started, **older, **{mark: folder}) for mark in ("TRANSOM_SHM", "TRANSOM_SERVER")]
+    spared = [
+        of_a_step(started, **older, TRANSOM_SHM=f"{folder}9"),
+        of_a_step(started, **older),  # the new launcher
+        of_a_step(started, **{**older, "SLURM_STEP_ID": "6"}, TRANSOM_SHM=folder),
+        of_a_step(started, **{**older, "SLURM_STEP_ID": "5"}, TRANSOM_SHM=folder),
+        of_a_step(started, **{**older, "SLURM_JOB_ID": "77"}, TRANSOM_SHM=folder),
+        of_a_step(started, TRANSOM_SHM=folder, SLURM_JOB_ID="7"),
+    ]
+    assert end_older_steps(7, 5, Path(folder)) == sorted(left)
+    assert not any(is_running(pid, 0) for pid in left)
+    assert all(is_running(pid, 0) for pid in spared)

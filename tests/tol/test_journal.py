@@ -11,7 +11,7 @@ import pytest
 
 from transom_hpc.base.errors import RunDirError
 from transom_hpc.tol.attempt import Attempt
-from transom_hpc.tol.journal import Journal, claim_number, read_journal
+from transom_hpc.tol.journal import Journal, begun_after, claim_exactly, claim_number, newer_than, read_journal
 
 
 def test_round_trip(tmp_path: Path) -> None:
@@ -97,6 +97,38 @@ def test_a_number_is_given_once(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert sorted(taken) == list(range(1, 81))
+
+
+def test_exactly_one_of_many_gets_a_certain_number(tmp_path: Path) -> None:
+    (tmp_path / "journal").mkdir()
+    won: list[bool] = []
+    threads = [
+        threading.Thread(target=lambda: won.append(claim_exactly(tmp_path / "journal", 2)), daemon=True)
+        for _ in range(20)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert won.count(True) == 1
+    assert claim_number(tmp_path / "journal") == 3
+
+
+def test_a_number_that_can_not_be_claimed(tmp_path: Path) -> None:
+    with pytest.raises(RunDirError, match="can't write"):
+        claim_exactly(tmp_path / "nowhere", 1)
+
+
+def test_a_claim_is_not_yet_a_beginning(tmp_path: Path) -> None:
+    Journal(tmp_path, 1, "n1").close()
+    claim_exactly(tmp_path, 2)
+    assert newer_than(tmp_path, 1)
+    assert not begun_after(tmp_path, 1)
+    Journal(tmp_path, 1, "n2").close()  # a survivor's words belong to the lost launcher's attempt
+    assert not begun_after(tmp_path, 1)
+    Journal(tmp_path, 2, "n2").close()
+    assert begun_after(tmp_path, 1)
+    assert not begun_after(tmp_path, 2)
 
 
 def test_read_only_folder(tmp_path: Path) -> None:
