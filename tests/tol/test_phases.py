@@ -241,6 +241,12 @@ def test_two_early_deaths_from_one_checkpoint_distrust_it() -> None:
         run, actions = decide(run, Probed())
         distrusted.append([action.below for action in actions if isinstance(action, Distrust)])
     assert distrusted[3:] == [[], [], [], [100]]
+    run = running()
+    for code, cause in ((1, Cause.PROGRAM_ERROR), (1, Cause.SLURM), (1, Cause.PROGRAM_ERROR)):
+        run, _ = decide(replace(run, phase=Phase.LAUNCHING), Restored(100))
+        run, _ = decide(run, Exited(code, 100, cause))
+        run, actions = decide(run, Probed())
+    assert [action.below for action in actions if isinstance(action, Distrust)] == [100], "Slurm's fault says nothing"
 
 
 def test_diverged_goes_back_to_before_it() -> None:
@@ -248,6 +254,16 @@ def test_diverged_goes_back_to_before_it() -> None:
     assert kinds(actions) == ["Distrust", "Record", "End", "Launch"]
     assert actions[0] == Distrust(7, "the loss is NaN since step 7")
     assert run.restarts[-1].cause is Cause.DIVERGED
+
+
+def test_checkpoints_of_what_diverged_refill_no_budget() -> None:
+    run, launches = running(), 0
+    for saved in range(10, 100, 10):
+        run, _ = decide(replace(run, phase=Phase.RUNNING), Progress(saved, saved))
+        run, actions = decide(run, Diverged("the loss is NaN since step 7", saved, 7))
+        launches += any(isinstance(action, Launch) for action in actions)
+    assert launches == BUDGETS[Cause.DIVERGED].restarts
+    assert run.phase is Phase.OVER
 
 
 def test_a_person_stops_it() -> None:

@@ -140,7 +140,7 @@ class Launcher:
             hosts = estate.living
         distrusted = [entry.facts for entry in entries if entry.kind == "distrust"]
         if distrusted:
-            self._distrust = f"{distrusted[-1].get('below')}@{distrusted[-1].get('upto')}"
+            self._distrust = self._keeper.distrust = f"{distrusted[-1].get('below')}@{distrusted[-1].get('upto')}"
         settle_s = self._site.sample_period_s * self._site.silent_periods + 1.5
         self._state = state.Run(
             phase=state.Phase.STARTING,
@@ -168,9 +168,8 @@ class Launcher:
             succeeds=str(Attempt(taken.before, 0)) if taken else "",
             program=list(self._submitted.program),
         )
-        self._say(
-            f"attempt {number} of run {self._dir.path} on {fold_hosts(hosts)}, {max(0, len(hosts) - needed)} of them spare"
-        )
+        spare = max(0, len(hosts) - needed)
+        self._say(f"attempt {number} of run {self._dir.path} on {fold_hosts(hosts)}, {spare} of them spare")
         if taken is not None:
             finish = self._handle(self._take_over(taken, estate))
         elif len(hosts) < self._state.least:
@@ -233,6 +232,8 @@ class Launcher:
             if code is not None:
                 step, self._program = self._program, None
                 step.end()
+                for news in self._keeper.news():  # one that died at once has restored all the same
+                    found += tell(news, self._record, self._say)
                 found = [event for event in found if event not in hung]
                 found += [*self._pace.last_look(), self._exited(code, step.words())]
         now = self._clock.now()
@@ -309,7 +310,7 @@ class Launcher:
                 case events.Stacks(hosts):
                     self._write_stacks(hosts)
                 case events.Distrust(below, evidence):
-                    self._distrust = f"{below}@{self._attempt}"
+                    self._distrust = self._keeper.distrust = f"{below}@{self._attempt}"
                     self._record("distrust", below=below, upto=str(self._attempt), evidence=evidence)
                     self._say(f"step {below} and later ones are not restored any more: {evidence}")
                 case events.AskStop(cause):

@@ -11,6 +11,7 @@ from pathlib import Path
 from transom_hpc.base.clock import Clock
 from transom_hpc.monitors.heartbeat import read_heartbeats
 from transom_hpc.monitors.verdict import Progress as Word
+from transom_hpc.monitors.watch import own_word
 from transom_hpc.tol.attempt import Attempt
 from transom_hpc.tol.divergence import Losses
 from transom_hpc.tol.events import Diverged, Event, Hung, Progress
@@ -99,8 +100,4 @@ class Pace:
         return [event for event in self.take(self._own_word()) if isinstance(event, Progress)]
 
     def _own_word(self) -> Word:
-        beats = [beat for beat in read_heartbeats(self._shm, str(self._attempt)) if beat.step]
-        if not beats:
-            return Word(0)
-        last = min(beats, key=lambda beat: beat.step or 0)
-        return Word(len(beats), step_min=last.step, step_s=last.step_s, loss=last.loss, saved_step=last.saved_step)
+        return own_word(read_heartbeats(self._shm, str(self._attempt)))

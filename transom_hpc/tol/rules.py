@@ -125,8 +125,11 @@ def _hang(run: Run, event: Hung) -> Decision:
 
 
 def _diverge(run: Run, event: Diverged) -> Decision:
-    restart = _restart(run, Cause.DIVERGED, event.committed, event.evidence)
-    run, actions = _again(run, restart)
+    committed = max(event.committed, run.committed)
+    if event.before:  # what was saved since is no progress, and refills no budget
+        committed = min(committed, event.before - 1)
+        run = replace(run, committed=committed)
+    run, actions = _again(run, _restart(run, Cause.DIVERGED, committed, event.evidence))
     if event.before and not any(isinstance(action, Distrust) for action in actions):
         actions = (Distrust(event.before, event.evidence), *actions)
     return run, actions
@@ -269,7 +272,7 @@ def _distrust(run: Run, restart: Restart) -> tuple[Distrust, ...]:
     def early(one: Restart) -> bool:
         return one.cause in OF_THE_PROGRAM and one.restored > 0 and one.step - one.restored <= run.early
 
-    before = run.restarts[-1] if run.restarts else None
+    before = next((one for one in reversed(run.restarts) if one.cause in OF_THE_PROGRAM), None)
     if before is None or not early(before) or not early(restart) or before.restored != restart.restored:
         return ()
     evidence = f"the program began from step {restart.restored} twice and died within {run.early} steps"
