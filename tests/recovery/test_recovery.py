@@ -88,17 +88,21 @@ def test_misplaced(runs: Runs, unhurt: Unhurt) -> None:
 
 
 def test_first_host_crashed(runs: Runs, unhurt: Unhurt) -> None:
-    """With --no-kill Slurm leaves an orphan that runs for ever: a survivor requeues it."""
+    """With --no-kill Slurm leaves an orphan that runs for ever: a survivor takes over, and has too few hosts."""
     run = runs.heat("--nodes", "3", "--save-every", "20", steps=150)
     run.wait_saved(40)
     runs.lab.crash("n1")
-    orphaned = run.wait_entry("restart", seconds=30)
-    assert (orphaned.host, orphaned.facts["host_out"]) == ("n2", "n1")
+    restart = run.wait_entry("restart", seconds=30)
+    assert (restart.host, restart.attempt.number, restart.facts["host_out"]) == ("n2", 2, "n1")
     run.release()
     run.wait_end()
     assert same_bits(run.field(), unhurt(150, 3)), run.story()
-    assert run.entries("start")[1].facts["hosts"] == ["n2", "n3", "n4"]
-    assert len(run.entries("start")) == 2
+    assert [entry.facts["hosts"] for entry in run.entries("start")] == [
+        ["n1", "n2", "n3"],
+        ["n2", "n3"],
+        ["n2", "n3", "n4"],
+    ]
+    assert len(run.entries("restart")) == len(run.entries("requeue")) == 1
 
 
 def test_program_killed(runs: Runs, unhurt: Unhurt) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import numpy
@@ -17,7 +18,7 @@ Unhurt = Callable[..., numpy.ndarray]
 
 
 def state(run: Submitted) -> str:
-    return run.slurm()["JobState"]
+    return str(run.slurm()["JobState"])
 
 
 def wait_state(run: Submitted, wanted: str, seconds: float = 60) -> None:
@@ -59,7 +60,7 @@ def test_launcher_killed(runs: Runs, unhurt: Unhurt) -> None:
     """Its host lives: another one goes on in the same job."""
     run = runs.heat("--nodes", "3", "--save-every", "20", steps=150)
     run.wait_saved(40)
-    runs.lab.run("n1", ["pkill", "-KILL", "-f", "transom_hpc launch --guarded"])
+    runs.lab.run("n1", KILL_LAUNCHER)
     run.wait_end()
     assert same_bits(run.field(), unhurt(150, 3)), run.story()
     assert supervisors(run) == [(1, "n1"), (2, "n1")]
@@ -78,7 +79,6 @@ def test_first_host_cut_off_and_mended(runs: Runs, unhurt: Unhurt) -> None:
     run.wait_saved(40)
     runs.lab.cut("n1")
     run.wait_entry("start", 2, 40)
-    written = set(RunDir(run.path).committed_steps())
     run.wait("its own program's end", lambda: not pids(runs, "n1", "heat_mpi.py --steps"), 30)
     run.wait("its server's end", lambda: not pids(runs, "n1", "transom_hpc.ckpt.server"), 30)
     runs.lab.mend("n1")
@@ -89,9 +89,78 @@ def test_first_host_cut_off_and_mended(runs: Runs, unhurt: Unhurt) -> None:
     assert supervisors(run) == [(1, "n1"), (2, "n2")]
     assert len(run.entries("restart")) == 1
     assert run.entries("requeue") == []
-    assert written
+    assert {attempt_of(run, step) for step in RunDir(run.path).committed_steps()} == {"A0002-L01"}
     wait_state(run, "COMPLETED")
     nothing_left(runs, "n1", "n2", "n3", "n4")
+
+
+@pytest.mark.soak
+def test_the_host_of_the_one_that_took_over_crashes_too(runs: Runs, unhurt: Unhurt) -> None:
+    run = runs.heat("--nodes", "3", "--spares", "2", "--save-every", "20", steps=300)
+    run.wait_saved(40)
+    runs.lab.crash("n1")
+    run.wait_entry("running", 2, 60)
+    runs.lab.crash("n2")
+    run.wait_end()
+    assert same_bits(run.field(), unhurt(300, 3)), run.story()
+    assert supervisors(run) == [(1, "n1"), (2, "n2"), (3, "n3")]
+    assert [entry.facts["host_out"] for entry in run.entries("restart")] == ["n1", "n2"]
+    assert run.entries("requeue") == run.entries("host out") == []
+    wait_state(run, "COMPLETED")
+    nothing_left(runs, "n3", "n4", "n5")
+
+
+@pytest.mark.soak
+def test_the_one_that_took_over_is_killed(runs: Runs, unhurt: Unhurt) -> None:
+    """It has a guard as the first one had, and the job still ends with the run."""
+    run = runs.heat("--nodes", "3", "--spares", "1", "--save-every", "20", steps=300)
+    run.wait_saved(40)
+    runs.lab.crash("n1")
+    run.wait_entry("running", 2, 60)
+    runs.lab.run("n2", KILL_LAUNCHER)
+    run.wait_end()
+    assert same_bits(run.field(), unhurt(300, 3)), run.story()
+    assert supervisors(run) == [(1, "n1"), (2, "n2"), (3, "n2")]
+    assert [entry.facts["cause"] for entry in run.entries("restart")] == ["host silent", "launcher lost"]
+    wait_state(run, "COMPLETED")
+    nothing_left(runs, "n2", "n3", "n4")
+
+
+@pytest.mark.soak
+def test_two_hosts_and_the_first_one_crashes(runs: Runs, unhurt: Unhurt) -> None:
+    """No third host can tell who is right: Slurm does."""
+    run = runs.heat("--nodes", "1", "--spares", "1", "--save-every", "20", steps=300)
+    run.wait_saved(40)
+    runs.lab.crash("n1")
+    run.wait_end()
+    assert same_bits(run.field(), unhurt(300, 1)), run.story()
+    assert supervisors(run) == [(1, "n1"), (2, "n2")]
+    wait_state(run, "COMPLETED")
+    nothing_left(runs, "n2")
+
+
+@pytest.mark.soak
+def test_a_run_that_fails_after_its_first_host_was_lost(runs: Runs) -> None:
+    """Slurm calls the job FAILED, with the program's status, although its batch script has gone."""
+    flag = runs.folder / "fail"
+    program = ["bash", "-c", f'[ -e {flag} ] && exit 3; exec "$@"', "program", *runs.heat_program(300, 0.05)]
+    run = runs.submit("--nodes", "2", "--spares", "1", "--save-every", "20", program=program)
+    run.wait_saved(40)
+    flag.touch()
+    runs.lab.crash("n1")
+    run.wait_end("ended badly")
+    wait_state(run, "FAILED")
+    assert run.slurm()["ExitCode"] == "3:0"
+    assert list((run.path / "logs").glob("*_result.pkl")), "submitit hears of it too"
+
+
+KILL_LAUNCHER = ["pkill", "-KILL", "-f", "transom_hpc launch --guarded"]
+
+
+def attempt_of(run: Submitted, step: int) -> str:
+    """The attempt that committed a step."""
+    manifest = json.loads((run.path / "checkpoints" / f"step-{step:09d}" / "manifest.json").read_text())
+    return str(manifest["attempt"])
 
 
 def pids(runs: Runs, host: str, pattern: str) -> list[str]:

@@ -114,6 +114,14 @@ def test_exactly_one_of_many_gets_a_certain_number(tmp_path: Path) -> None:
     assert claim_number(tmp_path / "journal") == 3
 
 
+def test_who_has_claimed_a_number_may_claim_it_again(tmp_path: Path) -> None:
+    assert claim_exactly(tmp_path, 2, "n1 100")
+    assert claim_exactly(tmp_path, 2, "n1 100")
+    assert not claim_exactly(tmp_path, 2, "n2 100")
+    assert claim_exactly(tmp_path, 3)
+    assert not claim_exactly(tmp_path, 3), "it has no name"
+
+
 def test_a_number_that_can_not_be_claimed(tmp_path: Path) -> None:
     with pytest.raises(RunDirError, match="can't write"):
         claim_exactly(tmp_path / "nowhere", 1)

@@ -131,7 +131,7 @@ def read_journal(folder: Path) -> list[Entry]:
 def newer_than(folder: Path, number: int) -> bool:
     """Whether an attempt after this one has begun, as far as the folder can be read."""
     try:
-        return (folder / f"A{number + 1:04d}.claim").exists()
+        return _path(folder, number + 1).exists()
     except OSError:
         return False
 
@@ -160,22 +160,35 @@ def claim_number(folder: Path) -> int:
         raise RunDirError(f"can't write in the run directory {folder.parent}: {error.strerror}", path=folder) from error
 
 
-def claim_exactly(folder: Path, number: int) -> bool:
-    """Take this attempt number of a run, if nobody has it yet.
+def claim_exactly(folder: Path, number: int, who: str = "") -> bool:
+    """Take this attempt number of a run, if nobody else has it.
+
+    Args:
+        folder: RUN/journal.
+        number: the number.
+        who: names the claimant: who has claimed it before may claim it again.
 
     Raises:
         RunDirError: the folder can't be written.
     """
     try:
-        return _claim(folder, number)
+        return _claim(folder, number, who) or bool(who and _path(folder, number).read_text() == who)
     except OSError as error:
         raise RunDirError(f"can't write in the run directory {folder.parent}: {error.strerror}", path=folder) from error
 
 
-def _claim(folder: Path, number: int) -> bool:
+def _claim(folder: Path, number: int, who: str = "") -> bool:
     try:
-        os.close(os.open(folder / f"A{number:04d}.claim", os.O_CREAT | os.O_EXCL, 0o644))
+        fd = os.open(_path(folder, number), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     except FileExistsError:
         return False
+    try:
+        os.write(fd, who.encode())
+    finally:
+        os.close(fd)
     fsync_dir(folder)
     return True
+
+
+def _path(folder: Path, number: int) -> Path:
+    return folder / f"A{number:04d}.claim"

@@ -16,6 +16,7 @@ from transom_hpc.slurm.site import SiteConfig, load_site
 from transom_hpc.tol.diary import Diary
 from transom_hpc.tol.ending import end_job
 from transom_hpc.tol.events import Ending, Finish
+from transom_hpc.tol.guard import supervisor
 from transom_hpc.tol.job import Job, batch_environment
 from transom_hpc.tol.journal import Entry, claim_exactly
 from transom_hpc.tol.launcher import Launcher
@@ -55,9 +56,12 @@ def supervise(
         ended = end_of_attempt(entries, before)
         if ended is not None:  # it had done its work
             return _close(submitted, job, Finish(ended.ending, ended.why, ended.code), alone)
-        if before and not claim_exactly(run.journal, before + 1):
-            return stand_by(run, before, SystemClock())
+        if taken is not None and before <= taken.before:
+            before = 0  # it had not begun
         if before:
+            # One that was killed as soon as it had claimed the number has left it to us.
+            if not claim_exactly(run.journal, before + 1, f"{job.home} {supervisor()}"):
+                return stand_by(run, before, SystemClock())
             taken = TakeOver(before, evidence=killed)
     site = load_site(submitted.spec.site)
     slurm = SlurmCommands(ignore_term=True)
