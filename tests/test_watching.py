@@ -69,6 +69,17 @@ def test_each_life_is_let_go(tmp_path: Path) -> None:
     assert one.slurm.calls.count("release_now") == 2
 
 
+def test_a_life_that_was_requeued_meanwhile_waits_anew(tmp_path: Path) -> None:
+    one = Watcher(tmp_path, FakeSlurm(held()))
+    one.look()
+    one.clock.sleep(AGE_S - 1)
+    one.slurm.jobs[1] = held(requeued="2026-12-01T10:00:04")
+    one.look()
+    one.clock.sleep(2)
+    one.look()
+    assert "release_now" not in one.slurm.calls
+
+
 def test_a_refusal_is_said_once(tmp_path: Path) -> None:
     one = Watcher(tmp_path, FakeSlurm(held()))
     one.slurm.errors["release_now"] = [SlurmRefused("Job is no longer pending", answer="Job is no longer pending")]

@@ -165,16 +165,30 @@ def test_silence_is_no_refusal(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("transom_hpc.tol.requeueing.PATIENCE_S", 60.0)
 
     class Dumb(FakeSlurm):
+        """Silent until the requeue has been given up, and one question longer."""
+
+        silent = 3  # was it done; is Slurm silent; has it refused
+
         def _call(self, name: str) -> None:
-            if name in ("requeue", "show_job"):
+            if name == "requeue":
+                self.left = self.silent
+                raise SILENT
+            if name == "show_job" and self.left:
+                self.left -= 1
                 raise SILENT
             super()._call(name)
+
+        left = 2
 
     slurm = Dumb(facts())
     answer, notes = go_on(run, slurm, may_requeue=True)
     assert not answer.ok
     assert slurm.sent == []
     assert notes.of("requeued")["ok"] is False
+    slurm = Dumb(facts(restarts=1))  # it answers at last, and the requeue had been done
+    slurm.silent = 2
+    go_on(run, slurm, may_requeue=True)
+    assert slurm.sent == []
 
 
 # What ended the life before

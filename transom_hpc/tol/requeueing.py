@@ -61,7 +61,7 @@ def carry_on(
     refused = ""
     if may_requeue:
         answer = requeue_job(run, submitted.spec, job, cause, slurm, record, clock)
-        if answer.ok or answer.cancelled or _is_silent(job, slurm):  # silence is no refusal: it may have been done
+        if answer.ok or answer.cancelled or not _has_refused(job, slurm):
             return answer
         refused = f"{answer.answer}; "
     elif _is_cancelled(job, slurm):
@@ -188,6 +188,16 @@ def _is_cancelled(job: Job, slurm: Slurm) -> bool:
         return False
     ending = facts.state_text.startswith(("COMPLETING", "CANCELLED"))
     return ending and facts.reason != "TimeLimit" and facts.restarts <= job.restarts
+
+
+def _has_refused(job: Job, slurm: Slurm) -> bool:
+    """Whether this life of the job goes on: silence is no refusal, the requeue may have been done all the same."""
+    try:
+        return slurm.show_job(job.job_id).restarts <= job.restarts
+    except SlurmUnreachable:
+        return False
+    except TransomError:
+        return True
 
 
 def _is_silent(job: Job, slurm: Slurm) -> bool:
