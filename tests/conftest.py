@@ -81,7 +81,7 @@ def heal(lab: Lab, seconds: float = 60) -> None:
     for host in lab.status().hosts:
         if host.state == "frozen":
             lab.thaw(host.name)
-        elif host.state == "cut":
+        elif host.state in ("cut", "slow"):
             lab.mend(host.name)
         elif host.state == "crashed":
             lab.boot(host.name)

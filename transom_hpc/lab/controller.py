@@ -166,8 +166,15 @@ class Daemons:
         log = state / "logs" / "mariadbd.log"
         self._hosts.spawn(LOGIN, serve, log, {})
         wait_until(socket.exists, "mariadbd is not ready", PATIENCE_S, log)
+        self.start_slurmdbd()
+
+    def start_slurmdbd(self) -> None:
+        """Start slurmdbd, whose database is up, and wait until it answers."""
+        programs, state = self._programs, self._state
+        if programs.slurmdbd is None:
+            raise LabError("accounting needs slurmdbd and mariadbd")
         dbd_log = state / "logs" / "slurmdbd.log"
-        env = self._env | {"MYSQL_UNIX_PORT": str(socket)}
+        env = self._env | {"MYSQL_UNIX_PORT": str(state / "run" / "mariadb.socket")}
         self._hosts.spawn(LOGIN, [programs.slurmdbd, "-D"], state / "logs" / "slurmdbd.out", env)
         self._await_answer(["sacctmgr", "-n", "list", "cluster"], "slurmdbd does not answer", dbd_log)
 

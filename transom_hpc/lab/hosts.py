@@ -40,7 +40,7 @@ class Hosts(Protocol):
         """Whether anything of the lab still works."""
 
     def state(self, name: str) -> str:
-        """One of "up", "crashed", "frozen", "cut"."""
+        """One of "up", "crashed", "frozen", "cut", "slow"."""
 
     def crash(self, name: str) -> None:
         """Take its power away."""
@@ -54,8 +54,11 @@ class Hosts(Protocol):
     def cut(self, name: str) -> None:
         """Cut it off the network."""
 
+    def slow(self, name: str, kbit_s: int) -> None:
+        """Let its cable carry no more than so much (1000 bits a second), each way."""
+
     def mend(self, name: str) -> None:
-        """Undo `cut`."""
+        """Undo `cut` and `slow`."""
 
     def end(self) -> None:
         """End all processes of all hosts, and what they leave on the machine's network."""
@@ -206,7 +209,10 @@ class NamespaceHosts:
         facts = processes.look(first.pid)
         if facts is not None and facts.state == "T":
             return "frozen"
-        return "up" if self._switch().cables().get(name) else "cut"
+        switch = self._switch()
+        if not switch.cables().get(name):
+            return "cut"
+        return "slow" if name in switch.slowed() else "up"
 
     def crash(self, name: str) -> None:
         first, outer = self._first(name), self._outer(name)
@@ -229,8 +235,15 @@ class NamespaceHosts:
     def cut(self, name: str) -> None:
         self._switch().cut(name)
 
+    def slow(self, name: str, kbit_s: int) -> None:
+        first = self._first(name)
+        if first is not None:
+            self._switch().slow(name, first.pid, kbit_s)
+
     def mend(self, name: str) -> None:
         self._switch().mend(name)
+        if name in self._switch().slowed():
+            self.slow(name, 0)
 
     def end(self) -> None:
         def all_gone() -> bool:

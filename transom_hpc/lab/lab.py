@@ -15,6 +15,7 @@ from typing import IO, Any
 from transom_hpc.base.errors import LabError, UsageError
 from transom_hpc.lab import account, ground, network, record
 from transom_hpc.lab.controller import Daemons, Programs, find_programs
+from transom_hpc.lab.daemon import Daemon, DaemonName
 from transom_hpc.lab.hosts import Hosts
 from transom_hpc.lab.processes import SYSTEM_PATH, call
 from transom_hpc.lab.record import LOGIN, Record
@@ -277,8 +278,26 @@ class Lab:
                 raise UsageError(f"host {host} is {state} already", host=host)
             hosts.cut(host)
 
+    def slow(self, host: str, kbit_s: int) -> None:
+        """Let a host's cable carry no more than so much, each way.
+
+        Args:
+            host: which.
+            kbit_s: 1000 bits a second.
+
+        Raises:
+            UsageError: no such host, it is crashed or cut, too little to speak of, or the lab's hosts have no network
+                of their own.
+        """
+        if kbit_s < 1:
+            raise UsageError(f"{kbit_s} kbit a second is no cable; `cut` takes it away", host=host)
+        with self._change(host) as hosts:
+            if (state := hosts.state(host)) in ("crashed", "cut"):
+                raise UsageError(f"host {host} is {state}", host=host)
+            hosts.slow(host, kbit_s)
+
     def mend(self, host: str) -> None:
-        """Undo `cut`.
+        """Undo `cut` and `slow`.
 
         Raises:
             UsageError: no such host, it is crashed, or the lab's hosts have no network of their own.
@@ -314,6 +333,19 @@ class Lab:
                 daemons.start_controller()
             else:
                 daemons.start_slurmd((host,))
+
+    def daemon(self, name: DaemonName) -> Daemon:
+        """slurmctld or slurmdbd, to do something to it.
+
+        Raises:
+            UsageError: this lab has no accounting, so no slurmdbd.
+        """
+        self._check_owner()
+        if name == "slurmdbd" and not self._facts.accounting:
+            raise UsageError(f"lab {self.name!r} has no accounting", lab=self.name)
+        daemons = self._daemons(self._hosts(), find_programs())
+        begin = daemons.start_controller if name == "slurmctld" else daemons.start_slurmdbd
+        return Daemon(name, self._state, begin)
 
     def status(self) -> LabStatus:
         """How the lab and its hosts are; what Slurm believes is "unknown" where it does not answer."""

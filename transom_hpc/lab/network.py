@@ -15,6 +15,7 @@ from transom_hpc.lab.processes import call
 
 MASK = 24
 MOST_NODES = 200
+BURST_BYTES = 16 << 10  # what passes a slow cable at once: more than one packet, less than a message of any size
 UPLINK_HOST = 254  # the machine's own address in the lab's network
 
 
@@ -87,6 +88,25 @@ class Switch:
     def mend(self, name: str) -> None:
         """Put a host's cable back."""
         call([*self._enter, "ip", "link", "set", name, "up"])
+
+    def slow(self, name: str, host: int, kbit_s: int) -> None:
+        """Let a host's cable carry no more than so much, each way.
+
+        Args:
+            name: the host.
+            host: a process in its network namespace.
+            kbit_s: 1000 bits a second; 0 takes the limit away.
+        """
+        # A token bucket, which every kernel has; netem is often left out.
+        limit = ["root", "tbf", "rate", f"{kbit_s}kbit", "burst", str(BURST_BYTES), "latency", "500ms"]
+        change = ["replace", *limit] if kbit_s else ["delete", "root"]
+        for enter, device in ((self._enter, name), (["nsenter", f"--net=/proc/{host}/ns/net"], "eth0")):
+            call([*enter, "tc", "qdisc", change[0], "dev", device, *change[1:]])
+
+    def slowed(self) -> set[str]:
+        """The hosts whose cable is slow."""
+        links = json.loads(call([*self._enter, "ip", "-json", "link", "show", "master", "sw0"]) or "[]")
+        return {link["ifname"] for link in links if link.get("qdisc") == "tbf"}
 
     def cables(self) -> dict[str, bool]:
         """Each connected host, and whether its cable is in."""

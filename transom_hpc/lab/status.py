@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class HostStatus:
-    """One host: what the lab knows of it ("up", "crashed", "frozen", "cut"), and what Slurm believes."""
+    """One host: what the lab knows of it ("up", "crashed", "frozen", "cut", "slow"), and what Slurm believes."""
 
     name: str
     address: str
