@@ -48,7 +48,6 @@ def main(how: str, steps: int, folder: Path) -> None:
         state = {"weights": beginning(), "poison": 0}
         start = ckpt.restore(state)
         if state["poison"]:
-            time.sleep(1)
             sys.exit("this checkpoint is not good")
         for step in range(start + 1, steps + 1):
             loss = train(state["weights"], step)
