@@ -18,7 +18,7 @@ from transom_hpc.tol.ending import end_job
 from transom_hpc.tol.events import Ending, Finish
 from transom_hpc.tol.guard import supervisor
 from transom_hpc.tol.job import Job, batch_environment
-from transom_hpc.tol.journal import Entry, claim_exactly
+from transom_hpc.tol.journal import Entry, claim_exactly, newer_than
 from transom_hpc.tol.launcher import Launcher
 from transom_hpc.tol.leftovers import live_jobs
 from transom_hpc.tol.result import write_result
@@ -55,7 +55,7 @@ def supervise(
         before = _attempt_of(entries, job)
         ended = end_of_attempt(entries, before)
         if ended is not None:  # it had done its work
-            return _close(submitted, job, Finish(ended.ending, ended.why, ended.code), alone)
+            return _close(run, submitted, job, Finish(ended.ending, ended.why, ended.code), alone)
         if taken is not None and before <= taken.before:
             before = 0  # it had not begun
         if before:
@@ -72,7 +72,7 @@ def supervise(
     whole = replace(submitted, program=submitted.program or tuple(program))
     launcher = Launcher(run, whole, job, site, slurm, environment, taken=taken)
     launcher.run()
-    return _close(submitted, job, launcher.finish, alone)
+    return _close(run, submitted, job, launcher.finish, alone)
 
 
 def _attempt_of(entries: Sequence[Entry], job: Job) -> int:
@@ -86,16 +86,29 @@ def _attempt_of(entries: Sequence[Entry], job: Job) -> int:
     return max(found, default=0)
 
 
-def _close(submitted: Submitted, job: Job, finish: Finish, alone: bool) -> int:
+def _close(run: RunDir, submitted: Submitted, job: Job, finish: Finish, alone: bool) -> int:
     if submitted.submitit and submitted.program:
         try:
             write_result(submitted, job.job_id, finish)
         except OSError as error:  # the run has ended as it has, whether or not its result can be written
             Diary().say(f"the result for submitit could not be written: {error}")
-    if alone and finish.ending is not Ending.LEFT:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Slurm's answer
-        end_job(job, finish.code, SlurmCommands(ignore_term=True), SystemClock())
+    if alone:
+        slurm = SlurmCommands(ignore_term=True)
+        if finish.ending is not Ending.LEFT or _is_over(run, job, slurm):
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Slurm's answer
+            end_job(job, finish.code, slurm, SystemClock())
     return finish.code
+
+
+def _is_over(run: RunDir, job: Job, slurm: Slurm) -> bool:
+    """Whether this life of the job is over without Slurm knowing it: another job carries the run on."""
+    if newer_than(run.journal, _attempt_of(run.entries(), job)):
+        return False
+    try:
+        facts = slurm.show_job(job.job_id)
+    except SlurmError:
+        return False
+    return facts.state_text == "RUNNING" and facts.restarts == job.restarts
 
 
 def _announce_the_limit(job: Job, site: SiteConfig, slurm: Slurm) -> None:
