@@ -202,6 +202,52 @@ def test_the_environment_that_slurms_programs_get(
     assert os.environ["SLURM_JOB_ID"] == "leak"  # and ours is left alone
 
 
+def test_a_batch_script_is_submitted_as_it_stands(program: Program, tmp_path: Path) -> None:
+    seen = tmp_path / "env"
+    calls = program("sbatch", f"env > {seen}; echo 'Welcome to the 5th cluster'; echo '123;one'")
+    script = tmp_path / "my job.sh"
+    asked, own = ["--nodes=2"], {"PATH": os.environ["PATH"], "MY_OWN": "1"}
+    assert SlurmCommands().submit(asked, script, ["a b", "c"], own) == 123
+    assert lines(calls) == [f"--parsable --nodes=2 {script} a b c"]
+    inherited = dict(line.split("=", 1) for line in seen.read_text().splitlines())
+    assert inherited["MY_OWN"] == "1"
+    assert not {"LC_ALL", "SLURM_TIME_FORMAT"} & set(inherited), "what we ask for in answers is nothing for a job"
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        ("echo 'sbatch: error: Batch job submission failed: Invalid account' >&2; exit 1", SlurmRefused),
+        ("echo 'sbatch: error: Your site says that Tuesdays are for others' >&2; exit 1", SlurmRefused),
+        ("echo 'sbatch: error: Socket timed out on send/recv operation' >&2; exit 1", SlurmUnreachable),
+        ("exit 0", SlurmUnreachable),
+        ("echo 'Submitted, more or less'", SlurmUnreachable),
+    ],
+)
+def test_sbatch_that_gives_no_job(program: Program, tmp_path: Path, answer: str, kind: type[SlurmError]) -> None:
+    program("sbatch", answer)
+    with pytest.raises(SlurmError) as caught:
+        SlurmCommands().submit([], tmp_path / "job.sh", [], {"PATH": os.environ["PATH"]})
+    assert type(caught.value) is kind
+
+
+def test_the_batch_script_of_a_job(program: Program) -> None:
+    calls = program("scontrol", "echo '#!/bin/bash'; echo 'exec true'")
+    assert SlurmCommands().script(7) == "#!/bin/bash\nexec true\n"
+    assert lines(calls) == ["write batch_script 7 -"]
+    program("scontrol", "echo 'job script retrieval failed: Invalid job id specified' >&2; exit 1")
+    with pytest.raises(SlurmRefused):
+        SlurmCommands().script(7)
+
+
+def test_nodes_of_a_partition(program: Program) -> None:
+    calls = program("sinfo", say("1-mixed-sinfo.txt"))
+    SlurmCommands().nodes(partition="main")
+    assert " --partition=main" in lines(calls)[0]
+    SlurmCommands().nodes()
+    assert "--partition" not in lines(calls)[1]
+
+
 JOB_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
 
 

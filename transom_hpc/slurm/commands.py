@@ -271,10 +271,12 @@ class SlurmCommands:
     ) -> int:
         command = ["sbatch", "--parsable", *options, str(script), *arguments]
         code, output, complaint = self._run(command, environment)
-        found = re.match(r"[0-9]+", output)  # with several clusters: 123;name
-        if code != 0 or found is None:
+        if code != 0:
             raise _failure(command, code, complaint or output, otherwise=SlurmRefused)
-        return int(found[0])
+        found = re.findall(r"^([0-9]+)(?:;\S+)?$", output, re.MULTILINE)  # with several clusters: 123;name
+        if not found:
+            raise SlurmUnreachable(f"sbatch printed {output!r}", command=_line(command), code=code, answer=output)
+        return int(found[-1])
 
     def version(self) -> str:
         answer = self._ask(["squeue", "--version"])
