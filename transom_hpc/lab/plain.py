@@ -96,7 +96,9 @@ class PlainHosts:
         raise UsageError(f"can't cut {name}: without root the hosts of a lab have no network of their own", host=name)
 
     def slow(self, name: str, kbit_s: int) -> None:
-        raise UsageError(f"can't slow {name} to {kbit_s} kbit/s: without root a host has no network of its own", host=name)
+        raise UsageError(
+            f"can't slow {name} to {kbit_s} kbit/s: without root a host has no network of its own", host=name
+        )
 
     def mend(self, name: str) -> None:
         raise UsageError(f"can't mend {name}: without root the hosts of a lab have no network of their own", host=name)
