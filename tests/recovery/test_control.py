@@ -129,17 +129,24 @@ def test_a_batch_script_with_arguments_is_followed_too(
     assert [path.name for path in run.path.parent.iterdir()] == [job_id], "no second run directory"
 
 
-def test_what_ended_the_life_before(runs: Runs) -> None:
+def test_preempted(runs: Runs) -> None:
     run = runs.heat("--nodes", "5", "--cpus-per-task", "4", "--save-every", "20", steps=5000, sleep=0.05)
     run.wait_saved(20)
     runs.lab.run("login", ["sbatch", "-N1", "--partition=urgent", "--output=/dev/null", "--wrap", "sleep 1"])
     run.wait_entry("end", 1, 30)
     run.release()
     assert run.wait_entry("start", 2).facts["ended_by"] == "preempted"
-    run.wait_entry("running", 2)
+    runs.transom("stop", "--no-wait", str(run.path))
+    run.wait_end("stopped")
+
+
+@pytest.mark.soak
+def test_requeued_by_scontrol(runs: Runs) -> None:
+    run = runs.heat(*TWO, steps=5000, sleep=0.05)
+    run.wait_saved(20)
     runs.lab.run("login", ["scontrol", "requeue", str(run.job_id)])
-    run.wait_entry("end", 2, 30)
+    run.wait_entry("end", 1, 30)
     run.release()
-    assert run.wait_entry("start", 3).facts["ended_by"] == "requeued by a person"
+    assert run.wait_entry("start", 2).facts["ended_by"] == "requeued by a person"
     runs.transom("stop", "--no-wait", str(run.path))
     run.wait_end("stopped")
