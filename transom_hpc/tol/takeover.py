@@ -60,6 +60,13 @@ def start_launcher(
         )
     except OSError as error:
         return f"srun can't be started: {error}"
+    try:
+        return _wait(run, taken, process)
+    finally:
+        _let_go(process)
+
+
+def _wait(run: RunDir, taken: TakeOver, process: subprocess.Popen[str]) -> str:
     until = time.monotonic() + _PATIENCE_S
     while not begun_after(run.journal, taken.before):
         if process.poll() is not None:
@@ -67,13 +74,11 @@ def start_launcher(
             words = process.stderr.read().strip().splitlines()
             return f"the launcher's step ended (exit status {process.returncode}): {words[-1] if words else ''}"
         if time.monotonic() >= until:
-            process.terminate()
+            process.terminate()  # so that it ends the step
             with suppress(subprocess.TimeoutExpired):
                 process.wait(2.0)
-            _kill(process)
             return f"the launcher's step did not begin within {_PATIENCE_S:.0f} s"
         time.sleep(0.1)
-    _kill(process)
     return ""
 
 
@@ -111,7 +116,7 @@ def _launch(run: RunDir, taken: TakeOver) -> Sequence[str]:
     )
 
 
-def _kill(process: subprocess.Popen[str]) -> None:
+def _let_go(process: subprocess.Popen[str]) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     with suppress(subprocess.TimeoutExpired):
