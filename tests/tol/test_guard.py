@@ -119,6 +119,7 @@ def test_a_poke_that_comes_too_early_ends_nobody(tmp_path: Path) -> None:
     process.send_signal(signal.SIGUSR1)
     process.communicate(timeout=20)
     assert process.returncode == 5
+    assert len(began(tmp_path)) == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -131,8 +132,9 @@ def test_nothing_is_started_once_an_end_was_asked_for(tmp_path: Path, number: si
     time.sleep(0.3)
     (launcher,) = psutil.Process(process.pid).children()
     launcher.kill()
-    process.communicate(timeout=20)
+    out, _ = process.communicate(timeout=20)
     assert process.returncode == 128 + number
+    assert "no other is started" in out
     assert len(began(tmp_path)) == 1
 
 

@@ -79,13 +79,17 @@ def test_it_takes_over_from_the_newest_one_on_this_host(run: RunDir, started: li
 
 def test_one_that_was_killed_before_it_began_is_started_again(run: RunDir, started: list[TakeOver | None]) -> None:
     write(run, "n1", "start", job_id=JOB.job_id, requeues=0)
-    write(run, "n2", "start", **MINE)
     with pytest.raises(Began):
         begin(run)
-    taken = TakeOver(2, ("n2",), "not heard")
+    assert started == [None]
+
+
+def test_one_that_was_to_take_over_and_did_not_begin(run: RunDir, started: list[TakeOver | None]) -> None:
+    write(run, "n1", "start", **MINE)
+    taken = TakeOver(write(run, "n2", "start", **MINE), ("n2",), "not heard")
     with pytest.raises(Began):
         begin(run, taken)
-    assert started == [None, taken]
+    assert started == [taken]
 
 
 def test_one_that_had_done_its_work_is_not_repeated(run: RunDir, started: list[TakeOver | None]) -> None:
