@@ -160,7 +160,7 @@ KILL_LAUNCHER = ["pkill", "-KILL", "-f", "transom_hpc launch --guarded"]
 def attempt_of(run: Submitted, step: int) -> str:
     """The attempt that committed a step."""
     manifest = json.loads((run.path / "checkpoints" / f"step-{step:09d}" / "manifest.json").read_text())
-    return str(manifest["attempt"])
+    return str(manifest["body"]["attempt"])
 
 
 def pids(runs: Runs, host: str, pattern: str) -> list[str]:

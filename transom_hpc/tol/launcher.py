@@ -223,7 +223,7 @@ class Launcher:
             found.append(events.Unwatched())
         if self._program is not None:
             found.extend(self._pace.look())
-        found += self._asked_to_stop()
+        found += [*self._signalled(), *self._requested()]
         if self._program is not None:
             code = self._program.poll()
             hung = [event for event in found if isinstance(event, events.Hung)]
@@ -250,17 +250,8 @@ class Launcher:
             return [events.Isolated(f"attempt {number + 1} of this run has begun")]
         return found
 
-    def _asked_to_stop(self) -> list[events.Event]:
-        """Slurm's signals, and what a person asks in the run directory."""
+    def _signalled(self) -> list[events.Event]:
         found: list[events.Event] = []
-        now = self._clock.now()
-        if now >= self._ask_at:
-            self._ask_at = now + _ASK_S
-            request = requests.asked(self._dir, str(self._job.job_id), self._job.restarts)
-            if request is not None:
-                requests.answered(self._dir)
-                self._record("request", what=request.what, by=request.by)
-                found.append(events.StopAsked(Cause.STOPPED if request.what == "stop" else Cause.REQUEUED))
         while self._signals:
             number = self._signals.pop(0)
             own = number == getattr(signal, f"SIG{self._site.signal}")
@@ -272,10 +263,23 @@ class Launcher:
             found.append(events.StopAsked(cause))
         return found
 
+    def _requested(self) -> list[events.Event]:
+        """What a person asks in the run directory."""
+        now = self._clock.now()
+        if now < self._ask_at:
+            return []
+        self._ask_at = now + _ASK_S
+        request = requests.asked(self._dir, str(self._job.job_id), self._job.restarts)
+        if request is None:
+            return []
+        requests.answered(self._dir)
+        self._record("request", what=request.what, by=request.by)
+        return [events.StopAsked(Cause.STOPPED if request.what == "stop" else Cause.REQUEUED)]
+
     def _events_aside(self) -> list[events.Event]:
         """What concerns a launcher that stands by: Slurm's signals, and whether another leads, and to which end."""
         self._clock.sleep(_TICK_S)
-        found = self._asked_to_stop()
+        found = self._signalled()
         if not found and self._clock.now() >= self._look_at:
             self._look_at = self._clock.now() + _LOOK_S
             ended = succession.end_of_successor(self._dir, self._attempt.number)
@@ -464,7 +468,7 @@ class Launcher:
 
     def _clean(self) -> None:
         out = {host.name for host in self._state.out}
-        hosts = [host for host in self._job.hosts if host not in out]
+        hosts = [host for host in (*self._state.active, *self._state.spares) if host not in out]
         try:
             self._steps.clean(hosts)
         except OSError as error:
