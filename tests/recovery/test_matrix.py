@@ -253,18 +253,38 @@ def nothing_left(scene: Scene) -> None:
     for host, state in states.items():
         if state == "frozen":
             lab.thaw(host)
+            reclaim(scene, host)
         elif state == "cut":
             lab.mend(host)
     for host in (host for host, state in states.items() if state != "crashed"):
 
         def left(host: str = host) -> list[str]:
-            processes = scene.on(host, "pgrep", "-u", lab.user, "-a", check=False).splitlines()
-            return [line for line in processes if "pgrep" not in line] + scene.on(host, "ls", "-A", "/dev/shm").split()
+            return processes(scene, host) + scene.on(host, "ls", "-A", "/dev/shm").split()
 
         run.wait(f"{host} is left clean, but for {left()}", lambda: not left(), 60)
     hidden = {path.name for folder in (run.path, *run.path.iterdir()) for path in folder.glob(".*")} - KEPT
     assert {name for name in hidden if not name.startswith(SUBMITIT)} == set(), run.story()
     assert not (run.path / "request.json").exists()
+
+
+def processes(scene: Scene, host: str) -> list[str]:
+    """The user's processes on a host."""
+    lines = scene.on(host, "pgrep", "-u", scene.runs.lab.user, "-a", check=False).splitlines()
+    return [line for line in lines if "pgrep" not in line]
+
+
+def reclaim(scene: Scene, host: str) -> None:
+    """Start a run on a host that has thawed.
+
+    Slurm kills there, all at once, what is left of the job: nobody is there to give memory back, so the next run does.
+    """
+    run, lab = scene.run, scene.runs.lab
+    run.wait(f"{host} is idle", lambda: f"{host}:idle" in scene.on("login", "sinfo", "-h", "-N", "-o", "%N:%T"), 90)
+    run.wait("the end of processes", lambda: not processes(scene, host), 60)
+    others = ",".join(other for other in lab.hosts if other != host)
+    after = scene.runs.submit("--nodes", "1", "--exclude", others, program=["sleep", "8"])
+    after.wait_end()
+    after.wait("its end", lambda: after.slurm()["JobState"] == "COMPLETED", 60)
 
 
 def test_the_table_names_every_reason() -> None:
