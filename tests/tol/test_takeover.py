@@ -134,9 +134,10 @@ def orphaned(ground: Ground, state: str = "RUNNING") -> None:
     ground.survivor().orphaned(("n1",), "n1 is not heard")
 
 
-def test_a_survivor_takes_over(ground: Ground) -> None:
+@pytest.mark.parametrize("state", ["RUNNING", "SIGNALING"])
+def test_a_survivor_takes_over(ground: Ground, state: str) -> None:
     ground.program("srun", BEGINS)
-    orphaned(ground)
+    orphaned(ground, state)
     assert "--after=1" in ground.read("arguments")
     assert (ground.run.journal / "A0002.claim").exists()
     assert "requeue" not in asked(ground)

@@ -28,7 +28,7 @@ from transom_hpc.slurm.text import JobFacts
 from transom_hpc.tol.attempt import Attempt
 from transom_hpc.tol.causes import Cause, tries_left
 from transom_hpc.tol.diary import Diary
-from transom_hpc.tol.ending import end_job
+from transom_hpc.tol.ending import end_job, is_alive
 from transom_hpc.tol.events import Ending
 from transom_hpc.tol.history import restarts_of_job
 from transom_hpc.tol.job import Job
@@ -97,7 +97,7 @@ class Survivor:
         try:
             facts = slurm.show_job(self.job.job_id)
             why = f"the job is {facts.state_text}"
-            if facts.state_text == "RUNNING":
+            if is_alive(facts, self.job):
                 if not claim_exactly(self.run.journal, self.attempt.number + 1):
                     return
                 why = self._take_over(TakeOver(self.attempt.number, dead, evidence), entries, facts)

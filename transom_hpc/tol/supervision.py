@@ -14,7 +14,7 @@ from transom_hpc.base.errors import SlurmError
 from transom_hpc.slurm.commands import Slurm, SlurmCommands
 from transom_hpc.slurm.site import SiteConfig, load_site
 from transom_hpc.tol.diary import Diary
-from transom_hpc.tol.ending import end_job
+from transom_hpc.tol.ending import end_job, is_alive
 from transom_hpc.tol.events import Ending, Finish
 from transom_hpc.tol.guard import supervisor
 from transom_hpc.tol.job import Job, batch_environment
@@ -108,7 +108,7 @@ def _is_over(run: RunDir, job: Job, slurm: Slurm) -> bool:
         facts = slurm.show_job(job.job_id)
     except SlurmError:
         return False
-    return facts.state_text == "RUNNING" and facts.restarts == job.restarts
+    return is_alive(facts, job)
 
 
 def _announce_the_limit(job: Job, site: SiteConfig, slurm: Slurm) -> None:
