@@ -154,6 +154,23 @@ def test_a_run_that_fails_after_its_first_host_was_lost(runs: Runs) -> None:
     assert list((run.path / "logs").glob("*_result.pkl")), "submitit hears of it too"
 
 
+@pytest.mark.soak
+def test_the_time_limit_after_the_first_host_was_lost(runs: Runs) -> None:
+    """Slurm's signal goes to the batch script, which is gone: the program is asked to save all the same."""
+    site = runs.folder / "short.toml"
+    site.write_text('partition = "main"\nsignal_lead_s = 25\nsample_period_s = 1.0\n')
+    options = ["--save-every", "10000", "--time", "1", "--site", str(site)]
+    run = runs.heat("--nodes", "3", "--spares", "1", *options, steps=2000, sleep=0.06)
+    run.wait_entry("running")
+    runs.lab.crash("n1")
+    asked = run.wait_entry("stop asked", seconds=90)
+    assert (asked.host, asked.facts["cause"]) == ("n2", "time limit")
+    run.wait_entry("requeued")
+    restart = run.entries("restart")[-1]
+    assert restart.facts["cause"] == "time limit"
+    assert restart.facts["committed"] > 0, "the save was asked for, none was due"
+
+
 KILL_LAUNCHER = ["pkill", "-KILL", "-f", "transom_hpc launch --guarded"]
 
 
