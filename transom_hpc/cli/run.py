@@ -109,7 +109,9 @@ def render(program: tuple[str, ...], **values: Any) -> None:
 
 
 @click.command(context_settings=_CONTEXT)
-@click.option("--run-dir", help="Run directory. Default: transom-runs/JOBID where sbatch was called.")
+@click.option(
+    "--run-dir", help="Run directory. Default: TRANSOM_RUN_DIR, or transom-runs/JOBID where sbatch was called."
+)
 @click.option("--submitted", is_flag=True, hidden=True, help="The run directory was made by transom submit.")
 @click.option("--spares", type=int, default=0, show_default=True, help="How many of the job's nodes stand by.")
 @click.option("--tasks-per-node", type=int, default=1, show_default=True, help="Program processes a node.")
@@ -155,7 +157,8 @@ def _launch(
     from transom_hpc.tol.supervision import supervise
 
     job = job_of(os.environ)
-    run = RunDir.at(run_dir or Path(os.environ.get("SLURM_SUBMIT_DIR", "."), "transom-runs", str(job.job_id)))
+    given = run_dir or os.environ.get("TRANSOM_RUN_DIR")  # as a job that carries another one's run on is told
+    run = RunDir.at(given or Path(os.environ.get("SLURM_SUBMIT_DIR", "."), "transom-runs", str(job.job_id)))
     if submitted or run.spec.exists():
         known = run.submitted()
     else:
