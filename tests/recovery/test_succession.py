@@ -140,6 +140,20 @@ def test_two_hosts_and_the_first_one_crashes(runs: Runs, unhurt: Unhurt) -> None
 
 
 @pytest.mark.soak
+def test_two_hosts_and_the_first_one_is_cut_off(runs: Runs, unhurt: Unhurt) -> None:
+    """Each takes the other for dead; only the second one reaches Slurm."""
+    run = runs.heat("--nodes", "2", "--min-nodes", "1", "--save-every", "20", steps=400)
+    run.wait_saved(40)
+    runs.lab.cut("n1")
+    run.wait_entry("start", 2, 120)
+    run.wait_end()
+    assert supervisors(run) == [(1, "n1"), (2, "n2")]
+    assert run.field().shape == unhurt(400, 1).shape
+    wait_state(run, "COMPLETED")
+    nothing_left(runs, "n2")
+
+
+@pytest.mark.soak
 def test_a_run_that_fails_after_its_first_host_was_lost(runs: Runs) -> None:
     """Slurm calls the job FAILED, with the program's status, although its batch script has gone."""
     flag = runs.folder / "fail"

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from transom_hpc.tol import takeover
+from transom_hpc.tol import sidecar, takeover
 from transom_hpc.tol.attempt import Attempt
 from transom_hpc.tol.job import Job
 from transom_hpc.tol.journal import Journal, claim_exactly, claim_number
@@ -151,12 +151,32 @@ def test_where_another_one_has_the_number_nothing_is_done(ground: Ground) -> Non
     assert "requeue" not in asked(ground)
 
 
-def test_a_host_that_the_launcher_has_taken_out_does_nothing(ground: Ground) -> None:
+@pytest.mark.parametrize(
+    ("kind", "facts"), [("monitoring", {"problem": ""}), ("requeued", {"ok": True}), ("running", {"step": 3})]
+)
+def test_a_host_that_the_launcher_goes_on_without_does_nothing(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch, kind: str, facts: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(sidecar, "_OUT_S", 0.0)
     ground.program("srun", BEGINS)
     ground.write("restart", host_out="n2", cause="host silent", evidence="")
+    ground.write(kind, **facts)
     orphaned(ground)
     assert asked(ground) == ""
     assert not (ground.run.journal / "A0002.claim").exists()
+
+
+def test_a_launcher_that_has_only_blamed_this_host_may_be_the_one_that_is_cut_off(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sidecar, "_OUT_S", 0.0)
+    ground.program("srun", BEGINS)
+    ground.write("monitoring", problem="")
+    ground.write("restart", host_out="n2", cause="host silent", evidence="")
+    ground.write("monitoring", problem="the sidecar ended and is started again")
+    ground.write("requeued", ok=False)
+    orphaned(ground)
+    assert "--after=1" in ground.read("arguments")
 
 
 def test_who_can_not_take_over_requeues(ground: Ground) -> None:

@@ -86,9 +86,9 @@ class Survivor:
         somebody has it already, that one leads, and nothing is done here.
         """
         slurm = SlurmCommands(timeout_s=5.0, ignore_term=True)
-        entries = self.run.entries()
-        if self._is_out(entries):
+        if self._launcher_goes_on():
             return
+        entries = self.run.entries()
         ended = end_of_attempt(entries, self.attempt.number)
         if ended is not None:
             if ended.ending is not Ending.LEFT:  # its host died when the work was done, and the job is still there
@@ -107,11 +107,23 @@ class Survivor:
             print(f"transom: {self.host} could not take over: {why}", file=sys.stderr, flush=True)
             self._requeue(dead, evidence, slurm)
 
-    def _is_out(self, entries: Sequence[Entry]) -> bool:
-        """Whether the launcher has taken this host out meanwhile: then it lives, and this host is the one not heard."""
-        mine = [entry for entry in entries if entry.attempt.number == self.attempt.number]
-        named = {entry.facts.get("host_out") for entry in mine if entry.kind in ("restart", "host out")}
-        return self.host in named
+    def _launcher_goes_on(self) -> bool:
+        """Whether the launcher has taken this host out and goes on without it: then this host is the one not heard.
+
+        With two hosts each may take the other one out, and only who reaches Slurm can go on: a launcher that can is
+        soon seen to have started steps, requeued the job, or ended.
+        """
+        until = time.monotonic() + _OUT_S
+        while True:
+            mine = [entry for entry in self.run.entries() if entry.attempt.number == self.attempt.number]
+            out = [n for n, entry in enumerate(mine) if entry.facts.get("host_out") == self.host]
+            if not out:
+                return False
+            if any(_proves_steps(entry) for entry in mine[out[0] :]):
+                return True
+            if time.monotonic() >= until:
+                return False
+            time.sleep(_LOOK_S)
 
     def _take_over(self, taken: TakeOver, entries: Sequence[Entry], facts: JobFacts) -> str:
         """Start another launcher here: "" when it has begun, else why not."""
@@ -153,6 +165,15 @@ class Survivor:
             return Diary(output=2)
 
 
+def _proves_steps(entry: Entry) -> bool:
+    """Whether a launcher that writes this reaches Slurm, or needs it no more."""
+    watched = entry.kind == "monitoring" and entry.facts.get("problem") == ""
+    requeued = entry.kind == "requeued" and bool(entry.facts.get("ok"))
+    return watched or requeued or entry.kind in ("running", "end")
+
+
+_OUT_S = 60.0
+"""How long a host that was taken out waits for a sign that the launcher which did that reaches Slurm."""
 _FORCE_S = 2.0
 """Longest time from a request to leave to SIGKILL where the launcher ends the step."""
 _LOOK_S = 2.0
