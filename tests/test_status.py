@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
 
 from transom_hpc.base.errors import SlurmUnreachable
+from transom_hpc.cli.status import exit_code
 from transom_hpc.slurm.jobid import parse_job_id
 from transom_hpc.slurm.states import JobState
 from transom_hpc.slurm.text import AccountRow, QueueRow
 from transom_hpc.status import collect
+from transom_hpc.tol.attempt import Attempt
+from transom_hpc.tol.journal import Journal
 from transom_hpc.tol.rundir import RunDir
 from transom_hpc.tol.spec import JobSpec, Submitted
 
@@ -83,3 +87,37 @@ def test_no_answer_is_unknown_and_not_finished(tmp_path: Path, silent: bool, wor
     (item,) = collect([made(tmp_path / "run", 7)], StandIn(silent=silent))  # type: ignore[arg-type]
     assert (item.job.state, item.phase) == (JobState.UNKNOWN, "submitted")
     assert words in item.advice[0]
+
+
+def _journal(run: RunDir, *entries: tuple[str, dict[str, object]]) -> None:
+    journal = Journal(run.journal, 1, "n1")
+    for kind, facts in entries:
+        journal.append(Attempt(1, 1), kind, **facts)
+    journal.close()
+
+
+def test_hosts_left_out_are_those_that_still_are(tmp_path: Path) -> None:
+    run = made(tmp_path / "run", 7)
+    bad = {"cause": "host silent", "host_out": "n3", "evidence": "not heard", "committed": 0, "step": 0}
+    _journal(run, ("start", {"job_id": 7, "hosts": ["n1"]}), ("host out", bad))
+    now = datetime.now(timezone.utc)
+    for later, left in ((timedelta(hours=23), ["n3"]), (timedelta(hours=25), [])):
+        (item,) = collect([run], StandIn(), now=now + later)  # type: ignore[arg-type]
+        assert [incident.host for incident in item.excluded] == left
+
+
+def test_stopped_by_a_person(tmp_path: Path) -> None:
+    run = made(tmp_path / "run", 7)
+    why = "stopped by a person; step 5 is saved. To go on: transom submit with the same --run-dir"
+    _journal(run, ("start", {"job_id": 7}), ("end", {"ending": "stopped", "why": why, "code": 75}))
+    (item,) = collect([run], StandIn(accounted=[accounted("7", JobState.ENDED_BADLY)]))  # type: ignore[arg-type]
+    assert (item.phase, item.advice) == ("stopped", (why,))
+    assert exit_code(item) == 0
+
+
+def test_a_pause_is_explained(tmp_path: Path) -> None:
+    run = made(tmp_path / "run", 7)
+    _journal(run, ("start", {"job_id": 7}), ("pause", {"cause": "storage fault", "seconds": 30.0}))
+    (item,) = collect([run], StandIn([queued(7, JobState.RUNNING, "transom:run")]))  # type: ignore[arg-type]
+    assert item.phase == "pausing"
+    assert "since storage fault came again" in item.advice[0]

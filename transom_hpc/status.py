@@ -12,7 +12,7 @@ from transom_hpc.slurm.commands import Slurm
 from transom_hpc.slurm.jobid import parse_job_id
 from transom_hpc.slurm.states import JobState
 from transom_hpc.slurm.text import AccountRow, QueueRow
-from transom_hpc.tol.exclusion import Incident
+from transom_hpc.tol.exclusion import Incident, choose
 from transom_hpc.tol.history import History, RestartFacts, fold
 from transom_hpc.tol.rundir import RunDir, registered
 from transom_hpc.tol.spec import Submitted
@@ -49,7 +49,7 @@ class RunStatus:
         history: what the journal says.
         committed: newest committed step, 0 for none.
         committed_age_s: seconds since it was committed, by this machine's clock; None for none.
-        excluded: hosts that the run stays away from, with the evidence.
+        excluded: hosts that the run stays away from now, with the evidence; what is old is not among them.
         advice: why it waits or has stopped, and what to type; empty when there is nothing to do.
     """
 
@@ -226,10 +226,8 @@ def _status(
             age_s = max(0.0, now.timestamp() - manifest.stat().st_mtime)
         except OSError:
             pass
-    newest = {incident.host: incident for incident in history.incidents}
-    return RunStatus(
-        run, submitted, job_id, job, history, committed, age_s, tuple(newest.values()), advise(job_id, job, history)
-    )
+    excluded = choose(history.incidents, now).avoid
+    return RunStatus(run, submitted, job_id, job, history, committed, age_s, excluded, advise(job_id, job, history))
 
 
 def _no_job(run: RunDir, submitted: Submitted) -> str:
@@ -279,11 +277,20 @@ def advise(job_id: str, job: JobNow, history: History) -> tuple[str, ...]:
         lines.append(f"state unknown: {job.problem}")
     if history.ending and history.ending[0] == "ended badly":
         lines.append(f"stopped for good: {history.ending[1]}")
+    elif history.ending and history.ending[0] == "stopped":
+        lines.append(history.ending[1])
     elif job.state is JobState.ENDED_BADLY and (history.ending is None or history.ending[0] == "left"):
         lines.append(
             f"Slurm ended the job ({job.text}) and nothing will restart it. To go on from the last checkpoint, "
             "submit again with --run-dir"
         )
+    if history.phase == "pausing" and history.pause is not None:
+        cause, until = history.pause
+        lines.append(f"waits until {until} before the next start, since {cause} came again")
+    if history.phase == "standing by":
+        lines.append("the launcher's host was cut off; its program was ended, and another host may take over")
+    if history.loss_note and history.phase in ("launching", "running"):
+        lines.append(f"loss: {history.loss_note}")
     if history.monitoring and history.phase in ("launching", "running"):
         lines.append(f"monitoring: {history.monitoring}")
     if history.server and history.phase in ("launching", "running"):

@@ -105,3 +105,48 @@ def test_entries_of_another_version_or_damaged_ones_are_passed_over() -> None:
     assert (one.phase, one.step, one.hosts, one.restarts) == (other.phase, other.step, other.hosts, other.restarts)
     assert [incident.host for incident in one.incidents] == ["n2", "n1"]
     assert restarts_of_job(writer.entries, "7") == restarts_of_job(whole.entries, "7")
+
+
+def test_why_slurm_ended_a_life_is_known_to_the_next() -> None:
+    for ended_by, cause in (("", Cause.TERMINATED), ("preempted", Cause.PREEMPTED)):
+        writer = life()
+        writer.write(1, 2, "stopped", cause="terminated", committed=5, step=9, evidence="Slurm ends the job")
+        writer.write(2, 0, "start", job_id=7, hosts=["n1"], ended_by=ended_by)
+        assert [facts.restart.cause for facts in fold(writer.entries).restarts][-1] is cause
+
+
+def test_a_job_that_carries_another_one_on_goes_on_with_its_budgets() -> None:
+    writer = life()
+    writer.write(1, 2, "restart", cause="time limit", host_out="", evidence="", committed=5, step=9)
+    writer.write(1, 2, "follow-up", job_id=8, excluded=["n2"])
+    writer.write(1, 2, "end", ending="left", why="job 8 carries the run on", code=0)
+    history = fold(writer.entries)
+    assert (history.job_ids, history.phase) == (("7", "8"), "requeued")
+    writer.write(2, 0, "start", job_id=8, hosts=["n1", "n3"])
+    assert fold(writer.entries).job_ids == ("7", "8")
+    assert [past.cause for past in restarts_of_job(writer.entries, "8")] == [Cause.HOST_SILENT, Cause.TIME_LIMIT]
+    assert restarts_of_job(writer.entries, "9") == ()
+
+
+def test_a_pause_says_until_when() -> None:
+    writer = life()
+    writer.write(1, 2, "pause", cause="storage fault", seconds=30.0)
+    history = fold(writer.entries)
+    assert (history.phase, history.pause) == ("pausing", ("storage fault", "2026-11-30T12:00:36+00:00"))
+    writer.write(1, 3, "launch", hosts=["n1"], spares=[])
+    assert fold(writer.entries).pause is None
+
+
+def test_what_is_wrong_is_kept() -> None:
+    writer = life()
+    writer.write(1, 2, "stacks", folder="/run/logs/x", behind="rank 1 on n2 is behind")
+    writer.write(1, 2, "loss", problem="spike", evidence="the loss has been 9 or more", before=5, acts=False)
+    writer.write(1, 2, "distrust", below=60, upto="A0001-L02", evidence="")
+    writer.write(1, 2, "standing by", cause="host silent", host_out="n1", evidence="cut off", committed=5)
+    history = fold(writer.entries)
+    assert history.stacks == ("/run/logs/x", "rank 1 on n2 is behind")
+    assert history.loss_note == "the loss has been 9 or more"
+    assert history.distrusted == "step 60 and later ones saved by A0001-L02 or before"
+    assert history.phase == "standing by"
+    writer.write(2, 0, "start", job_id=7, hosts=["n2"], succeeds="A0001-L00")
+    assert fold(writer.entries).succeeds == "A0001-L00"

@@ -29,6 +29,7 @@ from transom_hpc.tol.events import (
     Hung,
     Isolated,
     Launch,
+    Pause,
     Placed,
     Probe,
     Probed,
@@ -214,7 +215,7 @@ def test_pauses_grow_and_a_signal_ends_them() -> None:
     for _ in range(4):
         run, _ = decide(replace(run, phase=Phase.RUNNING), Exited(1, 5, Cause.STORAGE, "no space left"))
         run, actions = decide(run, Probed())
-        waits += [action.seconds for action in actions if isinstance(action, Wait)]
+        waits += [action.seconds for action in actions if isinstance(action, Pause)]
         if run.phase is Phase.PAUSING:
             stopped, actions = decide(run, StopAsked(Cause.TERMINATED))
             assert stopped.phase is Phase.OVER
@@ -507,7 +508,7 @@ def test_random_events(spares: int, elastic: int, can: bool, events: list[Event]
                     assert launch == run.launch
                 case End():
                     alive = False
-                case Wait():
+                case Wait() | Pause():
                     waiting = True
                 case Finish():
                     finishes += 1

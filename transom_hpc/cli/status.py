@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from datetime import datetime, timezone
 from typing import Any
 
 import click
@@ -29,7 +30,7 @@ _CODES = {"ended badly": 3, "held": 4, "unknown": 5}
 def status(target: str | None, as_json: bool, watch: bool) -> None:
     """Show what a run does, and why; without an argument, all your runs.
 
-    Exit status for one run: 0 it waits, runs or has ended well; 3 ended badly; 4 held; 5 not known.
+    Exit status for one run: 0 it waits, runs, has ended well or was stopped; 3 ended badly; 4 held; 5 not known.
     """
     slurm = SlurmCommands()
     found = find(target)
@@ -56,11 +57,11 @@ def _leave_out(why: str) -> None:
 def exit_code(item: RunStatus) -> int:
     """The exit status that tells scripts how a run is."""
     phase = item.phase
-    if phase == "ended badly" or (item.job.state is JobState.ENDED_BADLY and phase != "ended well"):
+    if phase == "ended badly" or (item.job.state is JobState.ENDED_BADLY and phase not in ("ended well", "stopped")):
         return 3
     if item.job.state is JobState.HELD:
         return 4
-    return 5 if item.job.state is JobState.UNKNOWN and phase not in ("ended well", "local") else 0
+    return 5 if item.job.state is JobState.UNKNOWN and phase not in ("ended well", "stopped", "local") else 0
 
 
 def _watch(found: Any, single: bool) -> list[RunStatus]:
@@ -71,7 +72,7 @@ def _watch(found: Any, single: bool) -> list[RunStatus]:
     statuses = collect(found, slurm, leave_out=leave_out)
     try:
         with Live(_renderable(statuses, single), auto_refresh=False) as live:
-            while not (single and statuses[0].phase in ("ended well", "ended badly")):
+            while not (single and statuses[0].phase in _OVER):
                 time.sleep(_EVERY_S)
                 statuses = collect(found, slurm, leave_out=leave_out)
                 live.update(_renderable(statuses, single), refresh=True)
@@ -96,6 +97,7 @@ def _renderable(statuses: list[RunStatus], single: bool) -> Any:
     return _screen(statuses[0]) if single else _table(statuses)
 
 
+_OVER = ("ended well", "ended badly", "stopped")
 _COLOURS = {"running": "green", "ended well": "green", "ended badly": "red", "held": "yellow", "unknown": "yellow"}
 
 
@@ -154,8 +156,13 @@ def _screen(item: RunStatus) -> Any:
         step, source = history.restored
         grid.add_row("restored", f"step {step} from {'memory' if source.startswith('memory:') else 'disk'}")
     steps, seconds = item.at_risk
-    if item.phase not in ("ended well", "ended badly", "local"):
+    if item.phase not in (*_OVER, "local"):
         grid.add_row("at risk", f"{steps} steps" + (f", {duration(seconds)}" if seconds else ""))
+    if history.distrusted:
+        grid.add_row("not trusted", history.distrusted)
+    if history.stacks is not None:
+        folder, behind = history.stacks
+        grid.add_row("last hang", Text(f"{behind}; stacks: {folder}"))
     if item.output is not None:
         grid.add_row("output", Text(str(item.output)))
     parts: list[Any] = [grid]
@@ -178,11 +185,12 @@ def _screen(item: RunStatus) -> Any:
         parts += [Text(""), table]
     if item.excluded:
         table = Table(title="Hosts left out", title_justify="left", box=None, pad_edge=False, header_style="bold")
-        for name in ("HOST", "CAUSE"):
+        for name in ("HOST", "CAUSE", "SINCE"):
             table.add_column(name, no_wrap=True)
         table.add_column("EVIDENCE", overflow="fold")
         for incident in item.excluded:
-            table.add_row(incident.host, str(incident.cause), Text(incident.evidence))
+            age = duration(max(0.0, (datetime.now(timezone.utc) - incident.when).total_seconds()))
+            table.add_row(incident.host, str(incident.cause), age, Text(incident.evidence))
         parts += [Text(""), table]
     return Group(*parts)
 
@@ -232,6 +240,11 @@ def _facts(item: RunStatus) -> dict[str, Any]:
             }
             for incident in item.excluded
         ],
+        "pause": None if history.pause is None else dict(zip(("cause", "until"), history.pause, strict=True)),
+        "stacks": None if history.stacks is None else dict(zip(("folder", "behind"), history.stacks, strict=True)),
+        "loss_note": history.loss_note,
+        "not_trusted": history.distrusted,
+        "takes_over_from": history.succeeds,
         "ending": None if history.ending is None else {"how": history.ending[0], "why": history.ending[1]},
         "advice": list(item.advice),
     }

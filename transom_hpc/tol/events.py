@@ -241,6 +241,14 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
+class Pause:
+    """Wait before the program is started again, and say so; send Expired after so many seconds."""
+
+    cause: Cause
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Probe:
     """Try a step on each of these hosts, and send Probed."""
 
@@ -276,4 +284,4 @@ class Finish:
     code: int
 
 
-Action = Launch | End | Stacks | Distrust | AskStop | Wait | Probe | Requeue | Record | Finish
+Action = Launch | End | Stacks | Distrust | AskStop | Wait | Pause | Probe | Requeue | Record | Finish

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from datetime import datetime, timezone
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from transom_hpc.tol.attempt import Attempt
@@ -40,7 +40,8 @@ class History:
     Args:
         job_ids: Slurm's ids, in order; a requeue keeps the id.
         attempt: the newest attempt, None before the first.
-        phase: where it is: "submitted", "starting", "launching", "running", "stopping", "requeued", "over".
+        phase: where it is: "submitted", "starting", "launching", "running", "pausing", "stopping", "standing by",
+            "requeued", "over".
         hosts: hosts of the newest launch, in order of rank.
         spares: hosts that stand by.
         step, total, step_s, loss, committed: newest figures that the program reported.
@@ -53,6 +54,11 @@ class History:
         server: "" while the checkpoint server works, or will again; else what is wrong with it.
         memory: "" while hosts keep copies of each other's memory, or are not asked to; else what is wrong.
         restored: the step that the program began from, and where it was; None before that.
+        pause: why the program is not started again just now, and until when (ISO), while that is so.
+        stacks: where the ranks of a program that hung stood, and which one is behind; of the newest hang.
+        loss_note: what is wrong with the losses of the newest launch.
+        distrusted: what is not to be restored any more, in words; the newest.
+        succeeds: the attempt that the newest launcher took over from, in this job; "" for none.
     """
 
     job_ids: tuple[str, ...] = ()
@@ -73,6 +79,11 @@ class History:
     server: str = ""
     memory: str = ""
     restored: tuple[int, str] | None = None
+    pause: tuple[str, str] | None = None
+    stacks: tuple[str, str] | None = None
+    loss_note: str = ""
+    distrusted: str = ""
+    succeeds: str = ""
 
 
 _PHASES = {
@@ -80,7 +91,10 @@ _PHASES = {
     "launch": "launching",
     "running": "running",
     "progress": "running",
+    "pause": "pausing",
+    "request": "stopping",
     "stop asked": "stopping",
+    "standing by": "standing by",
     "requeue": "requeued",
     "end": "over",
 }
@@ -95,6 +109,13 @@ def _restart(facts: dict[str, Any]) -> Restart:
         int(facts.get("step", 0)),
         int(facts.get("restored", 0)),
     )
+
+
+def _because(stopped: RestartFacts, ended_by: str) -> RestartFacts:
+    """A restart of which only the job's next life knew the cause."""
+    if not ended_by or stopped.restart.cause is not Cause.TERMINATED:
+        return stopped
+    return replace(stopped, restart=replace(stopped.restart, cause=Cause(ended_by)))
 
 
 class _Folding:
@@ -128,20 +149,32 @@ class _Folding:
         match entry.kind:
             case "start":
                 values["ending"], values["monitoring"] = None, ""
+                values["succeeds"] = str(facts.get("succeeds", ""))
                 if self.stopped is not None:  # Slurm ended that life of the job, and this is its next
-                    self.restarts.append(self.stopped)
+                    self.restarts.append(_because(self.stopped, facts.get("ended_by", "")))
                     self.stopped = None
                 if not self.jobs or self.jobs[-1] != str(facts["job_id"]):
                     self.jobs.append(str(facts["job_id"]))
             case "launch":
                 values["hosts"], values["spares"] = tuple(facts["hosts"]), tuple(facts["spares"])
-                values["server"] = values["memory"] = ""
-                values["restored"] = None
+                values["server"] = values["memory"] = values["loss_note"] = ""
+                values["restored"] = values["pause"] = None
                 self.memory.clear()
             case "copies":
                 if facts["of"]:
                     self.memory[facts["of"]] = facts["problem"]
                 values["memory"] = "; ".join(filter(None, self.memory.values()))
+            case "pause":
+                until = _when(entry.time) + timedelta(seconds=float(facts.get("seconds", 0.0)))
+                values["pause"] = (str(facts["cause"]), until.isoformat(timespec="seconds"))
+            case "stacks":
+                values["stacks"] = (str(facts["folder"]), str(facts["behind"]))
+            case "loss":
+                values["loss_note"] = str(facts["evidence"])
+            case "distrust":
+                values["distrusted"] = f"step {facts['below']} and later ones saved by {facts['upto']} or before"
+            case "follow-up":
+                self.jobs.append(str(facts["job_id"]))
             case "restored":
                 values["restored"] = (int(facts["step"]), str(facts["source"]))
             case "running":
@@ -175,7 +208,7 @@ class _Folding:
                 values["ending"] = (facts["ending"], facts["why"])
         attempt = values.get("attempt")
         values["attempt"] = entry.attempt if attempt is None else max(attempt, entry.attempt)
-        if entry.kind == "end" and facts["why"] == "requeued":
+        if entry.kind == "end" and (facts["why"] == "requeued" or "carries the run on" in facts["why"]):
             values["phase"] = "requeued"
         elif entry.kind in _PHASES and not (entry.kind == "progress" and values["phase"] == "stopping"):
             values["phase"] = _PHASES[entry.kind]
@@ -200,16 +233,36 @@ def fold(entries: Sequence[Entry]) -> History:
 
 
 def restarts_of_job(entries: Sequence[Entry], job_id: str) -> tuple[Restart, ...]:
-    """Restarts that count against the budgets of a job: a new submission, made by a person, starts anew."""
+    """Restarts that count against the budgets of a job: a new submission, made by a person, starts anew.
+
+    A job that was submitted by the one before it, to carry the run on, goes on with that one's budgets.
+    """
+    jobs = _chain(entries, job_id)
     number = -1
     counted: list[Restart] = []
     for entry in entries:
         if entry.kind == "start":
-            number = entry.attempt.number if str(entry.facts.get("job_id")) == job_id else -1
+            number = entry.attempt.number if str(entry.facts.get("job_id")) in jobs else -1
         elif entry.kind == "restart" and entry.attempt.number == number:
             with suppress(*_BROKEN):
                 counted.append(_restart(entry.facts))
     return tuple(counted)
+
+
+def _chain(entries: Sequence[Entry], job_id: str) -> set[str]:
+    """A job, and those that it carries on."""
+    before: dict[str, str] = {}
+    current = ""
+    for entry in entries:
+        if entry.kind == "start":
+            current = str(entry.facts.get("job_id"))
+        elif entry.kind == "follow-up":
+            before[str(entry.facts.get("job_id"))] = current
+    jobs = {job_id}
+    while job_id in before and before[job_id] not in jobs:
+        job_id = before[job_id]
+        jobs.add(job_id)
+    return jobs
 
 
 def _when(text: str) -> datetime:

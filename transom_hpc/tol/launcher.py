@@ -321,6 +321,10 @@ class Launcher:
                     self._ask_stop(cause)
                 case events.Wait(seconds):
                     self._deadline = self._clock.now() + seconds
+                case events.Pause(cause, seconds):
+                    self._deadline = self._clock.now() + seconds
+                    self._record("pause", cause=cause, seconds=seconds)
+                    self._say(f"waits {seconds:.0f} s before the next start ({cause})")
                 case events.Probe(hosts):
                     lost = self._probe(hosts)
                     for host in lost:

@@ -72,7 +72,8 @@ class Pace:
                 self._record("running", step=word.step_min)
             if now - self._written >= _EVERY_S:
                 self._written = now
-                self._record("progress", step=word.step_min, step_s=word.step_s, loss=word.loss, committed=saved)
+                facts = {"step_s": word.step_s, "loss": word.loss, "stall_s": word.stall_s}
+                self._record("progress", step=word.step_min, committed=saved, **facts)
             events.append(Progress(word.step_min, saved))
         found = self._losses.take(word)
         if found is not None:

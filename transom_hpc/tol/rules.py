@@ -25,6 +25,7 @@ from transom_hpc.tol.events import (
     Hung,
     Isolated,
     Launch,
+    Pause,
     Placed,
     Probe,
     Probed,
@@ -261,7 +262,7 @@ def _again(run: Run, restart: Restart) -> Decision:
     run = replace(run, active=active, spares=tuple(spares), restarts=(*run.restarts, restart))
     first: tuple[Action, ...] = (Record("restart", restart), *doubt, End())
     if wait:
-        return replace(run, phase=Phase.PAUSING), (*first, Record("pause", restart), Wait(wait))
+        return replace(run, phase=Phase.PAUSING), (*first, Pause(restart.cause, wait))
     run, actions = _launch(run)
     return run, (*first, *actions)
 
