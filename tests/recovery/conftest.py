@@ -16,6 +16,7 @@ from typing import Any
 import numpy
 import pytest
 
+from transom_hpc.base.errors import LabError
 from transom_hpc.lab import Lab
 from transom_hpc.tol.journal import Entry
 from transom_hpc.tol.rundir import RunDir
@@ -100,8 +101,12 @@ class Submitted:
         """Journal and logs, for a failure's message."""
         lines = [f"{e.time[11:23]} {e.attempt} {e.host} {e.kind} {e.facts}" for e in RunDir(self.path).entries()]
         logs = [f"--- {path.name}\n{path.read_text()[-3000:]}" for path in sorted((self.path / "logs").glob("*log*"))]
-        job = {name: self.slurm().get(name) for name in ("JobState", "Reason", "StartTime", "EligibleTime", "NodeList")}
-        return "\n".join([str(job), self.lab.run("login", ["sinfo", "-N"]).stdout, *lines, *logs])
+        names = ("JobState", "Reason", "StartTime", "EligibleTime", "NodeList")
+        try:
+            slurm = [str({name: self.slurm().get(name) for name in names}), self.lab.run("login", ["sinfo", "-N"]).stdout]
+        except LabError as error:  # Slurm does not answer
+            slurm = [str(error)]
+        return "\n".join([*slurm, *lines, *logs])
 
 
 class Runs:
