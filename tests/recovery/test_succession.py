@@ -146,11 +146,12 @@ def test_two_hosts_and_the_first_one_is_cut_off(runs: Runs, unhurt: Unhurt) -> N
     run.wait_saved(40)
     runs.lab.cut("n1")
     run.wait_entry("start", 2, 120)
+    runs.lab.mend("n1")
     run.wait_end()
     assert supervisors(run) == [(1, "n1"), (2, "n2")]
     assert run.field().shape == unhurt(400, 1).shape
     wait_state(run, "COMPLETED")
-    nothing_left(runs, "n2")
+    nothing_left(runs, "n1", "n2")
 
 
 @pytest.mark.soak
