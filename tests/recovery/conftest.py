@@ -103,7 +103,8 @@ class Submitted:
         logs = [f"--- {path.name}\n{path.read_text()[-3000:]}" for path in sorted((self.path / "logs").glob("*log*"))]
         names = ("JobState", "Reason", "StartTime", "EligibleTime", "NodeList")
         try:
-            slurm = [str({name: self.slurm().get(name) for name in names}), self.lab.run("login", ["sinfo", "-N"]).stdout]
+            facts = self.slurm()
+            slurm = [str({name: facts.get(name) for name in names}), self.lab.run("login", ["sinfo", "-N"]).stdout]
         except LabError as error:  # Slurm does not answer
             slurm = [str(error)]
         return "\n".join([*slurm, *lines, *logs])
