@@ -151,7 +151,7 @@ def test_command_through_submitit(runs: Runs) -> None:
     assert result("good", "true") == "result 0\n"
     bad = result("bad", "false")
     assert bad.startswith("FailedJobError")
-    assert "program error came 4 times" in bad
+    assert "program error came 5 times" in bad
 
 
 def test_local(tmp_path: Path) -> None:
