@@ -82,7 +82,7 @@ def test_the_controller_is_away_while_the_program_ends_and_hosts_are_lost(runs: 
 @pytest.mark.soak
 @pytest.mark.parametrize("how", ["killed", "still"])
 def test_the_controller_is_away_just_when_the_job_is_to_be_requeued(runs: Runs, unhurt: Unhurt, how: str) -> None:
-    run = runs.heat(*THREE, steps=200)
+    run = runs.heat(*THREE, steps=800)
     run.wait_saved(40)
     daemon = runs.lab.daemon("slurmctld")
     daemon.kill() if how == "killed" else daemon.pause()
@@ -94,7 +94,7 @@ def test_the_controller_is_away_just_when_the_job_is_to_be_requeued(runs: Runs, 
     assert requeued.facts["ok"], run.story()
     run.release(120)
     run.wait_end()
-    assert same_bits(run.field(), unhurt(200, 3)), run.story()
+    assert same_bits(run.field(), unhurt(800, 3)), run.story()
     assert len(run.entries("start")) == 2, run.story()
     assert run.entries("start")[-1].facts["ended_by"] == "requeued by a person", run.story()
 
@@ -102,7 +102,7 @@ def test_the_controller_is_away_just_when_the_job_is_to_be_requeued(runs: Runs, 
 @pytest.mark.soak
 def test_a_controller_that_answers_slowly(runs: Runs, unhurt: Unhurt) -> None:
     """It stands still for 6 s of every 9; commands take long, or time out, and a rank dies meanwhile."""
-    run = runs.heat(*THREE, steps=200)
+    run = runs.heat(*THREE, steps=800)
     run.wait_saved(20)
     daemon, over = runs.lab.daemon("slurmctld"), threading.Event()
 
@@ -124,7 +124,7 @@ def test_a_controller_that_answers_slowly(runs: Runs, unhurt: Unhurt) -> None:
         over.set()
         thread.join()
     run.wait_end()
-    assert same_bits(run.field(), unhurt(200, 3)), run.story()
+    assert same_bits(run.field(), unhurt(800, 3)), run.story()
     (restart,) = run.entries("restart")
     assert restart.facts["cause"] == "program killed", run.story()
     assert run.entries("host out") == [], "a slow answer is no sick host"
@@ -186,7 +186,7 @@ def test_submitting_to_a_controller_that_stands_still(runs: Runs) -> None:
 def test_the_accounting_is_away(runs: Runs, unhurt: Unhurt) -> None:
     """Nobody notices while it runs, requeued too; once the job is forgotten, its state is not known."""
     runs.lab.daemon("slurmdbd").kill()
-    run = runs.heat(*THREE, steps=160)
+    run = runs.heat(*THREE, steps=600)
     run.wait_saved(20)
     code, facts = status(runs, run)
     assert (code, facts["phase"]) == (0, "running")
@@ -196,7 +196,7 @@ def test_the_accounting_is_away(runs: Runs, unhurt: Unhurt) -> None:
     run.release(120)
     assert run.entries("start")[-1].facts["ended_by"] == "requeued by a person"
     run.wait_end()
-    assert same_bits(run.field(), unhurt(160, 3)), run.story()
+    assert same_bits(run.field(), unhurt(600, 3)), run.story()
     run.wait("its end", lambda: run.slurm()["JobState"] == "COMPLETED", 60)
     code, facts = status(runs, run)
     assert facts["phase"] == "ended well"
