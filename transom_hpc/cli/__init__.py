@@ -14,6 +14,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "submit": ("transom_hpc.cli.run", "submit", "Submit a program as a fault-tolerant job."),
     "render": ("transom_hpc.cli.run", "render", "Print the batch script that submit would use."),
     "status": ("transom_hpc.cli.status", "status", "Show what a run does, and why."),
+    "history": ("transom_hpc.cli.history", "history", "Show what a run has gone through, and where its time went."),
     "stop": ("transom_hpc.cli.control", "stop", "Let a run save and end."),
     "requeue": ("transom_hpc.cli.control", "requeue", "Let a run save and go back into the queue."),
     "watch": ("transom_hpc.cli.control", "watch", "Start requeued jobs at once, where Slurm would hold them."),
