@@ -173,7 +173,8 @@ def _frame(rows: list[dict[str, Any]], columns: tuple[str, ...], times: tuple[st
 
     frame = pandas.DataFrame(rows, columns=None if rows else list(columns))
     for name in times:  # a damaged one is missing
-        frame[name] = pandas.to_datetime(frame[name], utc=True, format="ISO8601", errors="coerce")
+        texts = pandas.Series([time if isinstance(time, str) else None for time in frame[name]], dtype=object)
+        frame[name] = pandas.to_datetime(texts, utc=True, format="ISO8601", errors="coerce")
     return frame
 
 

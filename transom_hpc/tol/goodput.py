@@ -175,7 +175,9 @@ class _Folding:
     def _sign(self, facts: Mapping[str, Any]) -> None:
         self._unheard_s = 0.0
         step = _number(facts.get("step"))
-        if step is not None:
+        if step is not None and self._doing == "stopping":
+            self._told = max(self._told, step)
+        elif step is not None:
             self._first = step if self._first is None else self._first
             self._last = max(self._last, step)
         if self._doing == "training":  # what a save takes at the end is a part of stopping
@@ -224,9 +226,9 @@ def _timeline(entries: Sequence[Entry]) -> list[tuple[float, Entry]]:
         attempts.setdefault(entry.attempt.number, []).append((when, entry))
     line: list[tuple[float, Entry]] = []
     numbers = sorted(attempts)
-    for number, following in zip(numbers, [*numbers[1:], None], strict=True):
+    for at, number in enumerate(numbers):
         found = sorted(attempts[number], key=lambda item: item[0])
-        if following is not None:
+        for following in numbers[at + 1 : at + 2]:
             then = _begun(attempts[following])
             if then >= found[0][0]:
                 found = [item for item in found if item[0] <= then]
