@@ -106,6 +106,13 @@ def test_hosts_left_out_are_those_that_still_are(tmp_path: Path) -> None:
         assert [incident.host for incident in item.excluded] == left
 
 
+def test_a_host_that_was_let_back_is_not_left_out(tmp_path: Path) -> None:
+    run = made(tmp_path / "run", 7)
+    bad = {"cause": "host silent", "host_out": "n3", "evidence": "not heard", "committed": 0, "step": 0}
+    _journal(run, ("host out", bad), ("requeue", {"cause": "time limit", "avoid": [], "let_back": ["n3"]}))
+    assert collect([run], StandIn())[0].excluded == ()  # type: ignore[arg-type]
+
+
 def test_stopped_by_a_person(tmp_path: Path) -> None:
     run = made(tmp_path / "run", 7)
     why = "stopped by a person; step 5 is saved. To go on: transom submit with the same --run-dir"

@@ -226,7 +226,7 @@ def _status(
             age_s = max(0.0, now.timestamp() - manifest.stat().st_mtime)
         except OSError:
             pass
-    excluded = choose(history.incidents, now).avoid
+    excluded = tuple(bad for bad in choose(history.incidents, now).avoid if bad.host not in history.let_back)
     return RunStatus(run, submitted, job_id, job, history, committed, age_s, excluded, advise(job_id, job, history))
 
 

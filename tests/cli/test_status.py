@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from transom_hpc.tol.attempt import Attempt
+from transom_hpc.tol.journal import Journal
 from transom_hpc.tol.rundir import RunDir, register
 from transom_hpc.tol.spec import JobSpec, Submitted
 
@@ -61,6 +63,27 @@ def test_paths_in_a_pipe_are_whole(folder: Path) -> None:
     assert f"run         {folder}/whole" in shown
     assert f"output      {folder}/whole/logs/701_0_log.out" in shown
     assert max(map(len, status(str(folder / "whole"), columns="40").stdout.splitlines())) <= 40
+
+
+def test_who_leads_and_who_is_left_out(folder: Path) -> None:
+    run = RunDir(folder / "whole")
+    journal = Journal(run.journal, 2, "n2")
+    journal.append(Attempt(2, 0), "start", job_id=701, succeeds="A0001-L00", ended_by="")
+    lost = {"cause": "host silent", "host_out": "n1", "evidence": "not heard for 3 s", "committed": 5, "step": 9}
+    journal.append(Attempt(2, 0), "restart", **lost)
+    journal.append(Attempt(2, 0), "stacks", folder="/logs/stacks", behind="rank 3 on n2 is behind, at step 41")
+    journal.append(Attempt(2, 0), "distrust", below=60, upto="A0001-L02", evidence="")
+    journal.append(Attempt(2, 0), "pause", cause="host silent", seconds=30)
+    journal.close()
+    shown = " ".join(status(str(run.path)).stdout.split())
+    for words in (
+        "launcher of attempt 2; it took over from that of attempt 1",
+        "last hang rank 3 on n2 is behind, at step 41; stacks: /logs/stacks",
+        "not trusted step 60 and later ones saved by A0001-L02 or before",
+        "Hosts left out HOST CAUSE SINCE EVIDENCE n1 host silent 0 s not heard for 3 s",
+        "before the next start, since host silent came again",
+    ):
+        assert words in shown.replace(" 1 s not heard", " 0 s not heard"), shown
 
 
 @pytest.mark.usefixtures("folder")

@@ -150,3 +150,41 @@ def test_what_is_wrong_is_kept() -> None:
     assert history.phase == "standing by"
     writer.write(2, 0, "start", job_id=7, hosts=["n2"], succeeds="A0001-L00")
     assert fold(writer.entries).succeeds == "A0001-L00"
+
+
+def test_a_life_that_slurm_ended_before_a_word_could_be_written() -> None:
+    for ended_by, succeeds, causes in (
+        ("preempted", "", [Cause.HOST_SILENT, Cause.PREEMPTED]),
+        ("", "", [Cause.HOST_SILENT]),  # nobody knows: the job of a person who submitted again, or a launcher killed
+        ("a new cause", "", [Cause.HOST_SILENT]),
+        ("preempted", "A0001-L00", [Cause.HOST_SILENT]),  # the life before was another one, long over
+    ):
+        writer = life()
+        writer.write(1, 2, "running", step=6)
+        writer.write(1, 2, "progress", step=8, committed=7)
+        writer.write(2, 0, "start", job_id=7, ended_by=ended_by, succeeds=succeeds)
+        history = fold(writer.entries)
+        assert [facts.restart.cause for facts in history.restarts] == causes
+        assert (history.phase, history.job_ids) == ("starting", ("7",))
+    writer = life()
+    writer.write(1, 2, "restart", cause="time limit", committed=5, step=9)
+    writer.write(2, 0, "start", job_id=7, ended_by="time limit")  # it has said so
+    assert [facts.restart.cause for facts in fold(writer.entries).restarts] == [Cause.HOST_SILENT, Cause.TIME_LIMIT]
+
+
+def test_a_cause_of_another_version_does_not_hide_the_next_life() -> None:
+    writer = life()
+    writer.write(1, 2, "stopped", cause="terminated", committed=5, step=9, evidence="Slurm ends the job")
+    writer.write(2, 0, "start", job_id=8, ended_by="a new cause")
+    history = fold(writer.entries)
+    assert ([facts.restart.cause for facts in history.restarts][-1], history.job_ids) == (Cause.TERMINATED, ("7", "8"))
+
+
+def test_hosts_that_were_let_back() -> None:
+    writer = life()
+    writer.write(1, 2, "requeue", cause="time limit", avoid=[], let_back=["n2", "n5"])
+    assert fold(writer.entries).let_back == ("n2", "n5")
+    writer.write(2, 1, "host out", cause="host lost", host_out="n2", evidence="again")
+    assert fold(writer.entries).let_back == ("n5",)
+    writer.write(2, 1, "requeue", cause="host lost", avoid=["n2"], let_back=[])
+    assert fold(writer.entries).let_back == ()

@@ -30,11 +30,28 @@ def test_time_counts_from_the_first_step_of_a_launch() -> None:
     assert str(interruptions(writer.entries)) == "2/13"
 
 
-@pytest.mark.parametrize("cause", ["time limit", "terminated", "misplaced"])
+@pytest.mark.parametrize("cause", ["time limit", "terminated", "misplaced", "requeued by a person"])
 def test_what_is_announced_loses_nothing(cause: str) -> None:
     writer = life()
     writer.write(1, 2, "restart", cause=cause, committed=5, step=9)
     assert interruptions(writer.entries).failures == 1
+
+
+def test_a_launcher_that_could_say_no_more() -> None:
+    for succeeds, failures in (("", 2), ("A0001-L00", 1)):  # who takes over in the same job says itself what was lost
+        writer = life()
+        writer.write(1, 2, "running", step=6)
+        writer.write(1, 2, "progress", step=8)  # a second on two hosts; the queue until the next start is none of it
+        writer.write(2, 0, "start", job_id=7, succeeds=succeeds)
+        assert interruptions(writer.entries) == Interruptions(failures, 6.0)
+
+
+def test_a_launcher_that_stands_by_runs_nothing() -> None:
+    writer = life()
+    writer.write(1, 2, "running", step=6)
+    writer.write(1, 2, "standing by", cause="host silent", host_out="n1", committed=5)
+    writer.write(1, 2, "end", ending="left", why="another launcher led to the end")
+    assert interruptions(writer.entries) == Interruptions(1, 6.0)
 
 
 def test_damaged_entries_are_passed_over() -> None:

@@ -141,6 +141,9 @@ def _screen(item: RunStatus) -> Any:
     slurm_word = f" ({item.job.text}{', ' + item.job.reason if item.job.reason not in ('', 'None') else ''})"
     grid.add_row("job", f"{item.job_id or '-'} {item.job.state}{slurm_word if item.job.text else ''}")
     grid.add_row("phase", _coloured(item.phase))
+    if history.succeeds and history.attempt is not None:
+        before = history.succeeds.split("-")[0].removeprefix("A").lstrip("0")
+        grid.add_row("launcher", f"of attempt {history.attempt.number}; it took over from that of attempt {before}")
     if history.hosts:
         spares = f", spare {fold_hosts(history.spares)}" if history.spares else ""
         grid.add_row("hosts", f"{fold_hosts(history.hosts)}{spares}")

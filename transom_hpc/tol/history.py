@@ -50,6 +50,7 @@ class History:
         incidents: hosts taken out, in order.
         ending: (how, why) of the newest attempt's end, when it has ended.
         excluded: hosts in the job's ExcNodeList as last written by us.
+        let_back: hosts that were taken out, and that need not be avoided any more.
         monitoring: "" while the sidecar works, else what is wrong with it.
         server: "" while the checkpoint server works, or will again; else what is wrong with it.
         memory: "" while hosts keep copies of each other's memory, or are not asked to; else what is wrong.
@@ -75,6 +76,7 @@ class History:
     incidents: tuple[Incident, ...] = ()
     ending: tuple[str, str] | None = None
     excluded: tuple[str, ...] = ()
+    let_back: tuple[str, ...] = ()
     monitoring: str = ""
     server: str = ""
     memory: str = ""
@@ -100,6 +102,9 @@ _PHASES = {
 }
 
 
+_SPEAKS_OF_AN_END = frozenset(("start", "restart", "stopped", "gave up", "standing by", "end"))
+
+
 def _restart(facts: dict[str, Any]) -> Restart:
     return Restart(
         Cause(facts["cause"]),
@@ -113,9 +118,17 @@ def _restart(facts: dict[str, Any]) -> Restart:
 
 def _because(stopped: RestartFacts, ended_by: str) -> RestartFacts:
     """A restart of which only the job's next life knew the cause."""
-    if not ended_by or stopped.restart.cause is not Cause.TERMINATED:
+    cause = _cause(ended_by)
+    if cause is None or stopped.restart.cause is not Cause.TERMINATED:
         return stopped
-    return replace(stopped, restart=replace(stopped.restart, cause=Cause(ended_by)))
+    return replace(stopped, restart=replace(stopped.restart, cause=cause))
+
+
+def _cause(text: object) -> Cause | None:
+    """A cause; None for none, and for one that only another version knows."""
+    with suppress(ValueError):
+        return Cause(text)
+    return None
 
 
 class _Folding:
@@ -128,6 +141,7 @@ class _Folding:
         self.incidents: list[Incident] = []
         self.memory: dict[str, str] = {}
         self.stopped: RestartFacts | None = None
+        self.last: Entry | None = None  # of a launch that has not ended, as far as was written down
 
     def take(self, entry: Entry) -> None:
         """Take in the next entry.
@@ -136,6 +150,7 @@ class _Folding:
             KeyError, TypeError, ValueError: it lacks what its kind has, or was damaged.
         """
         facts, values = entry.facts, self.values
+        last, self.last = self.last, None if entry.kind in _SPEAKS_OF_AN_END else self.last and entry
         if facts.get("host_out") and entry.kind in ("restart", "host out"):
             self.incidents.append(
                 Incident(
@@ -146,6 +161,7 @@ class _Folding:
                     entry.attempt.number,
                 )
             )
+            values["let_back"] = tuple(host for host in values.get("let_back", ()) if host != facts["host_out"])
         match entry.kind:
             case "start":
                 values["ending"], values["monitoring"] = None, ""
@@ -153,6 +169,11 @@ class _Folding:
                 if self.stopped is not None:  # Slurm ended that life of the job, and this is its next
                     self.restarts.append(_because(self.stopped, facts.get("ended_by", "")))
                     self.stopped = None
+                elif last is not None and not values["succeeds"] and (cause := _cause(facts.get("ended_by"))):
+                    why = "Slurm ended this life of the job before the launcher could say so"
+                    step, committed = values.get("step", 0), values.get("committed", 0)
+                    unsaid = Restart(cause, committed, evidence=why, step=step)
+                    self.restarts.append(RestartFacts(last.attempt, last.time, unsaid, step, None))
                 if not self.jobs or self.jobs[-1] != str(facts["job_id"]):
                     self.jobs.append(str(facts["job_id"]))
             case "launch":
@@ -160,6 +181,7 @@ class _Folding:
                 values["server"] = values["memory"] = values["loss_note"] = ""
                 values["restored"] = values["pause"] = None
                 self.memory.clear()
+                self.last = entry
             case "copies":
                 if facts["of"]:
                     self.memory[facts["of"]] = facts["problem"]
@@ -198,6 +220,8 @@ class _Folding:
                     self.restarts.append(found)
                 else:
                     self.stopped = found
+            case "requeue":
+                values["let_back"] = tuple(map(str, facts.get("let_back", ())))
             case "requeued":
                 values["excluded"] = tuple(facts.get("excluded", ()))
             case "monitoring":

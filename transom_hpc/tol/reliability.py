@@ -13,7 +13,9 @@ from datetime import datetime
 from transom_hpc.tol.causes import Cause
 from transom_hpc.tol.journal import Entry
 
-_ANNOUNCED = frozenset((Cause.TIME_LIMIT, Cause.TERMINATED, Cause.MISPLACED))
+_ANNOUNCED = frozenset(
+    (Cause.TIME_LIMIT, Cause.PREEMPTED, Cause.REQUEUED, Cause.STOPPED, Cause.TERMINATED, Cause.MISPLACED)
+)
 """The program saves first, or had not begun: nothing is lost."""
 
 
@@ -46,6 +48,11 @@ def interruptions(entries: Sequence[Entry]) -> Interruptions:
     for entry in entries:
         with suppress(KeyError, TypeError, ValueError):  # written by another version, or damaged
             when = datetime.fromisoformat(entry.time)
+            if entry.kind == "start":
+                # A life of the job whose launcher could say no more: its end is older than this, by hours at times.
+                # Where another launcher takes over in the same job, it says itself what was lost.
+                failures += began is not None and not entry.facts.get("succeeds")
+                began = None
             if began is not None:
                 seconds += max(0.0, (when - began).total_seconds()) * hosts
                 began = when
@@ -53,7 +60,7 @@ def interruptions(entries: Sequence[Entry]) -> Interruptions:
                 began = when
             elif entry.kind == "launch":
                 began, hosts = None, len(entry.facts["hosts"])
-            elif entry.kind in ("start", "restart", "stopped", "end", "gave up"):
+            elif entry.kind in ("restart", "stopped", "standing by", "end", "gave up"):
                 began = None
             if entry.kind == "restart" and Cause(entry.facts["cause"]) not in _ANNOUNCED:
                 failures += 1
