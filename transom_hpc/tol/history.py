@@ -124,7 +124,7 @@ def _because(stopped: RestartFacts, ended_by: str) -> RestartFacts:
     return replace(stopped, restart=replace(stopped.restart, cause=cause))
 
 
-def _cause(text: object) -> Cause | None:
+def _cause(text: str) -> Cause | None:
     """A cause; None for none, and for one that only another version knows."""
     with suppress(ValueError):
         return Cause(text)
@@ -141,7 +141,7 @@ class _Folding:
         self.incidents: list[Incident] = []
         self.memory: dict[str, str] = {}
         self.stopped: RestartFacts | None = None
-        self.last: Entry | None = None  # of a launch that has not ended, as far as was written down
+        self.under_way: Entry | None = None  # the last word of a launch that, by what was written, has not ended
 
     def take(self, entry: Entry) -> None:
         """Take in the next entry.
@@ -150,7 +150,8 @@ class _Folding:
             KeyError, TypeError, ValueError: it lacks what its kind has, or was damaged.
         """
         facts, values = entry.facts, self.values
-        last, self.last = self.last, None if entry.kind in _SPEAKS_OF_AN_END else self.last and entry
+        under_way = self.under_way
+        self.under_way = None if entry.kind in _SPEAKS_OF_AN_END else under_way and entry
         if facts.get("host_out") and entry.kind in ("restart", "host out"):
             self.incidents.append(
                 Incident(
@@ -169,11 +170,11 @@ class _Folding:
                 if self.stopped is not None:  # Slurm ended that life of the job, and this is its next
                     self.restarts.append(_because(self.stopped, facts.get("ended_by", "")))
                     self.stopped = None
-                elif last is not None and not values["succeeds"] and (cause := _cause(facts.get("ended_by"))):
+                elif under_way is not None and not values["succeeds"] and (cause := _cause(facts.get("ended_by"))):
                     why = "Slurm ended this life of the job before the launcher could say so"
                     step, committed = values.get("step", 0), values.get("committed", 0)
                     unsaid = Restart(cause, committed, evidence=why, step=step)
-                    self.restarts.append(RestartFacts(last.attempt, last.time, unsaid, step, None))
+                    self.restarts.append(RestartFacts(under_way.attempt, under_way.time, unsaid, step, None))
                 if not self.jobs or self.jobs[-1] != str(facts["job_id"]):
                     self.jobs.append(str(facts["job_id"]))
             case "launch":
@@ -181,7 +182,7 @@ class _Folding:
                 values["server"] = values["memory"] = values["loss_note"] = ""
                 values["restored"] = values["pause"] = None
                 self.memory.clear()
-                self.last = entry
+                self.under_way = entry
             case "copies":
                 if facts["of"]:
                     self.memory[facts["of"]] = facts["problem"]
