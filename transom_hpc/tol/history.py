@@ -170,7 +170,7 @@ class _Folding:
                 if self.stopped is not None:  # Slurm ended that life of the job, and this is its next
                     self.restarts.append(_because(self.stopped, facts.get("ended_by", "")))
                     self.stopped = None
-                elif under_way is not None and not values["succeeds"] and (cause := _cause(facts.get("ended_by"))):
+                elif under_way is not None and not values["succeeds"] and (cause := _cause(facts.get("ended_by", ""))):
                     why = "Slurm ended this life of the job before the launcher could say so"
                     step, committed = values.get("step", 0), values.get("committed", 0)
                     unsaid = Restart(cause, committed, evidence=why, step=step)
