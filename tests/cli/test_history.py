@@ -118,6 +118,7 @@ def test_screen(run: Path) -> None:
     assert lines[12].startswith("A0001-L01  0 to 51   59 s    n2    host silent: n2 has not been heard")
     assert lines[-1].rstrip() == "A0001-L02  40 to 56  20 s    -     ended well: all ranks ended well"
     assert "\x1b" not in answer.stdout
+    assert call(run, columns=20).stdout.splitlines()[0] == lines[0]
 
 
 def test_colours_on_a_terminal_only(run: Path) -> None:
@@ -259,6 +260,8 @@ def test_frames(run: Path, empty: Path) -> None:
     assert tuple(nothing.history().columns) == EVENTS
     assert nothing.goodput().goodput is None
     os.utime(run / "spec.json", None)  # submitted again: when it was first is not known any more
+    assert found.goodput().wall_s == pytest.approx(80.0)
+    (run / "spec.json").unlink()
     assert found.goodput().wall_s == pytest.approx(80.0)
 
 

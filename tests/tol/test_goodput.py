@@ -125,7 +125,7 @@ def test_the_queue() -> None:
     assert life.seconds(submitted=-30)["waiting"] == 150.0
     assert life.of(submitted=-30).wall_s == pytest.approx(224.0)
     assert life.seconds(submitted=10_000)["waiting"] == 120.0
-    assert life.seconds(submitted=30)["waiting"] == 120.0
+    assert life.seconds(submitted=33) == life.seconds()
 
 
 def test_a_requeue_that_is_refused() -> None:
@@ -209,12 +209,12 @@ def test_clocks_that_go_back() -> None:
     life = Life()
     start(life)
     life.write(40, 1, 1, "restart", cause="host silent", step=51)  # a clock that was set
-    life.write(45, 2, 0, "start", host="n2", job_id=7)
-    life.write(-1000, 3, 0, "start", host="n2", job_id=7)
-    life.write(80, 3, 1, "launch", host="n2")
-    found = life.of()
-    assert min(found.seconds.values()) >= 0.0
-    assert found.wall_s == pytest.approx(80.0)
+    life.write(75, 1, 2, "launch", hosts=["n1"])
+    known = {"restarting": 25.0, "training": pytest.approx(47.45), "saving": pytest.approx(2.55)}
+    assert life.seconds() == known, "what was written at 40 came after what was written at 60"
+    life.write(-1000, 2, 0, "start", host="n2", job_id=7)
+    life.write(80, 2, 1, "launch", host="n2")
+    assert life.seconds() == {**known, "restarting": 30.0}, "nothing was cut off for a clock that is far behind"
 
 
 def test_the_stall_is_not_more_than_there_was() -> None:
@@ -223,6 +223,47 @@ def test_the_stall_is_not_more_than_there_was() -> None:
     life.launch(0, 1, 1, restored=0, step=1)
     life.write(9, 1, 1, "progress", step=2, step_s=1.0, stall_s=1e9)
     assert life.seconds() == {"restarting": 5.0, "saving": 4.0}
+
+
+def test_steps_again_are_not_more_than_there_was_time_for() -> None:
+    life = Life()
+    start(life)
+    life.write(60, 1, 1, "restart", cause="program killed", step=51)
+    life.launch(60, 1, 2, restored=0, step=1)
+    life.write(75, 1, 2, "progress", step=40, stall_s=2.0)  # 39 steps of 1 s, as in the launch before
+    assert life.seconds()["redoing"] == 8.0
+    assert life.seconds()["training"] == pytest.approx(47.45)
+    life.entries[-1].facts["step"] = 5
+    assert life.seconds()["redoing"] == 4.0
+
+
+def test_steps_while_it_stops_are_no_training() -> None:
+    life = Life()
+    start(life)
+    life.write(60, 1, 1, "restart", cause="program killed", step=51)
+    life.launch(60, 1, 2, restored=20, step=21)
+    life.write(70, 1, 2, "progress", step=26, step_s=1.0, stall_s=0.0)
+    life.write(72, 1, 2, "request", what="stop", by="me")
+    life.write(90, 1, 2, "progress", step=40, step_s=1.0, stall_s=9.0)
+    assert life.seconds()["redoing"] == 5.0
+    assert life.seconds()["stopping"] == 18.0
+    life.write(90, 1, 2, "restart", cause="requeued by a person", step=40)
+    life.launch(90, 1, 3, restored=40, step=41)  # 51 had been reached
+    life.write(110, 1, 3, "progress", step=56, step_s=1.0, stall_s=0.0)
+    assert life.seconds()["redoing"] == 15.0
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -1, -0.5, 10**400, "7", True, None, [3]])
+@pytest.mark.parametrize("name", ["step", "step_s", "stall_s"])
+def test_figures_that_are_none(name: str, bad: object) -> None:
+    life = Life()
+    start(life)
+    whole = life.of()
+    life.write(60, 1, 1, "progress", **{name: bad})
+    assert life.of() == whole
+    life.write(60, 1, 1, "restart", cause="program error", **{name: bad})
+    life.launch(60, 1, 2, restored=0, step=50)
+    assert life.of().redoing_s == 0.0
 
 
 KINDS = [
@@ -239,6 +280,10 @@ FACTS = st.fixed_dictionaries(
         "ok": st.sampled_from([True, False, "yes"]),
         "ending": st.sampled_from(["ended well", "ended badly", "stopped", "left", [], None]),
         "succeeds": st.sampled_from(["", "A0001-L00", 3]),
+        **dict.fromkeys(
+            ("cause", "ended_by", "evidence", "host_out", "hosts", "restored", "source", "why"),
+            st.sampled_from(["n1", "terminated", 3, ["n1"], None, {}]),
+        ),
     },
 )
 TIMES = st.one_of(

@@ -115,7 +115,23 @@ def test_clocks_that_go_back() -> None:
     assert launches(life.entries)[0].duration_s == 0.0
 
 
+def test_entries_that_are_not_ours() -> None:
+    life = Life()
+    start(life)
+    known = launches(life.entries)
+    life.write(60, 1, 1, ["x"])  # type: ignore[arg-type]
+    life.write(60, 1, 1, "progress", step=True)
+    life.write(60, 1, 1, "progress", step="9")
+    assert launches(life.entries) == known
+    life.write(60, 1, 1, "restart", cause=7, host_out=["n2"], evidence=None, step=-4, restored="x")
+    assert last(life) == ("2026-11-30T12:01:00.000+00:00", "", "")
+    (found,) = launches(life.entries)
+    assert (found.host_out, found.from_step, found.to_step) == ("", 0, 51)
+
+
 @given(ENTRIES)
 def test_whatever_the_journal_has(entries: Sequence[Entry]) -> None:
     for facts in launches(entries):
+        assert all(isinstance(text, str) for text in (facts.cause, facts.host_out, facts.evidence, facts.restored_from))
+        assert (facts.from_step or 0) >= 0
         assert facts.duration_s is None or facts.duration_s >= 0.0

@@ -210,7 +210,7 @@ class _Folding:
 
 
 def _timeline(entries: Sequence[Entry]) -> list[tuple[float, Entry]]:
-    """Entries with their times in seconds, which never go back.
+    """Entries with their times in seconds, which go back only where another attempt begins.
 
     Attempts come one after the other. A launcher that another one has taken over from may go on to write, as that it
     stands by and has ended: that is no part of the run any more.
@@ -233,8 +233,7 @@ def _timeline(entries: Sequence[Entry]) -> list[tuple[float, Entry]]:
             if then >= found[0][0]:
                 found = [item for item in found if item[0] <= then]
         line += found
-    latest = -math.inf
-    return [(latest := max(latest, when), entry) for when, entry in line]
+    return line
 
 
 def _begun(found: Sequence[tuple[float, Entry]]) -> float:
