@@ -28,7 +28,7 @@ TABLE = """
 host crashed                     x     x    x    x     x     d    x    x     x     d    x    x
 host frozen                      x     x    x    e     e     x    e    e     e     x    x    e
 host cut off, mended later       x     d    x    x     e     x    e    e     x     x    x    e
-slow network                     x     x    x    x     a     a    a    a     a     x    a    a
+slow network                     x     x    x    x     a     a    a    a     a     X    a    a
 rank killed                      x     d    x    x     a     a    a    a     a     x    a    x
 rank stopped                     x     d    x    x     a     a    a    a     a     x    a    a
 program error                    X     x    x    x     a     a    a    a     a     a    a    a
@@ -39,7 +39,7 @@ time limit                       x     x    x    x     a     a    a    a     c  
 transom requeue                  x     x    x    x     a     a    a    a     c     c    c    c
 transom stop, submitted again    x     x    x    x     a     a    a    a     c     c    c    c
 scancel of the program's step    x     X    x    x     a     a    a    a     c     c    c    c
-launcher killed                  b     b    b    b     b     b    b    b     x     d    x    X
+launcher killed                  b     b    b    b     b     b    b    b     x     d    x    x
 sidecar killed                   x     d    x    x     a     a    a    a     x     x    x    a
 checkpoint server killed         x     x    d    x     a     a    a    a     x     x    x    a
 """
