@@ -140,7 +140,9 @@ def test_import_loads_nothing_heavy() -> None:
     assert _loaded("import transom_hpc") == set()
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["status", "--help"], ["submit", "--help"], ["lab", "--help"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["status", "--help"], ["history", "--help"], ["submit", "--help"], ["lab", "--help"]]
+)
 def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
     code = (
         f"sys.argv = ['transom', *{arguments!r}]\nfrom transom_hpc.cli import main\n"

@@ -253,6 +253,17 @@ def test_steps_while_it_stops_are_no_training() -> None:
     assert life.seconds()["redoing"] == 15.0
 
 
+def test_steps_while_it_stops_count_as_reached() -> None:
+    life = Life()
+    start(life)
+    life.write(60, 1, 1, "stop asked", cause="terminated", signal="SIGTERM")
+    life.write(69, 1, 1, "progress", step=60, step_s=1.0, stall_s=3.0)
+    life.write(90, 2, 0, "start", job_id=7)  # the launcher was killed before it had saved
+    life.launch(90, 2, 1, restored=50, step=51)
+    life.write(110, 2, 1, "progress", step=66, step_s=1.0, stall_s=0.0)
+    assert life.seconds()["redoing"] == 9.0
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -1, -0.5, 10**400, "7", True, None, [3]])
 @pytest.mark.parametrize("name", ["step", "step_s", "stall_s"])
 def test_figures_that_are_none(name: str, bad: object) -> None:
