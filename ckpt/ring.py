@@ -91,6 +91,7 @@ class Ring:
         self._mpi: Any = MPI
         self._world: Any = MPI.COMM_WORLD
         self._world.Set_errhandler(MPI.ERRORS_RETURN)
+        openmpi.settle()
         self.rank: int = self._world.Get_rank()
         self.size: int = self._world.Get_size()
         self.peers = [Peer(*told) for told in self._world.allgather((me.host, me.switch))]

@@ -71,6 +71,7 @@ class MpiExchange:
         self._mpi: Any = MPI
         self._world: Any = MPI.COMM_WORLD
         self._world.Set_errhandler(MPI.ERRORS_RETURN)
+        openmpi.settle()
         self._rank: int = self._world.Get_rank()
         self._size: int = self._world.Get_size()
         self._sends: dict[int, list[tuple[Any, bytes]]] = {}
