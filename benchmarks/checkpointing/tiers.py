@@ -64,7 +64,7 @@ FAULTS = (
 
 def measure(scale: Scale, ground: Ground) -> list[Figure]:  # noqa: ARG001 (the lab has a folder of its own)
     """Bring a lab up, measure by turns, take it down."""
-    size = 9000 if scale is FULL else 2000
+    size = 6000 if scale is FULL else 2000
     say(f"tiers: starting a lab of {_HOSTS + 1} hosts, which share this machine's cores and disk")
     take_down(_NAME)
     lab = Lab.up(_NAME, nodes=_HOSTS + 1)
