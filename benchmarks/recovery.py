@@ -116,7 +116,7 @@ def main() -> None:
     ratios = [theirs / mine for mine, theirs in zip(ours, plain, strict=True)]
     limit = f"start of the program alone: {statistics.median(starts):.1f} s"
     figures = [
-        figure("host crash to next step, transom with a spare", ours, "s", 20.0, False, limit),
+        figure("host crash to next step, transom with a spare", ours, "s", 10.0, False, limit),
         figure(
             "host crash to next step, plain sbatch --requeue",
             plain,
@@ -125,7 +125,7 @@ def main() -> None:
             False,
             f"SlurmdTimeout {given.slurmd_timeout} s",
         ),
-        figure("plain over transom", ratios, "x", 10.0, True, ""),
+        figure("plain over transom", ratios, "x", 15.0, True, ""),
     ]
     print(f"\n{'':50}{'median':>9}  {'spread':>15}  bar")
     for item in figures:
