@@ -38,6 +38,7 @@ def test_a_flipped_bit_that_makes_everything_nan(runs: Runs) -> None:
     assert [entry.facts["step"] for entry in run.entries("restored")] == [0, 50], run.story()
 
 
+@pytest.mark.soak
 def test_a_checkpoint_that_kills_every_start_from_it(runs: Runs) -> None:
     run = submit(runs, "poison")
     run.wait_end()

@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(300)]
 Unhurt = Callable[..., numpy.ndarray]
 
 
+@pytest.mark.soak
 def test_two_hosts_crashed_at_once(runs: Runs, unhurt: Unhurt) -> None:
     run = runs.heat("--nodes", "3", "--spares", "2", "--save-every", "20", steps=150)
     run.wait_saved(20)

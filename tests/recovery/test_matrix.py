@@ -28,10 +28,10 @@ TABLE = """
 host crashed                     x     x    x    x     x     d    x    x     x     d    x    x
 host frozen                      x     x    x    e     e     x    e    e     e     x    x    e
 host cut off, mended later       x     d    x    x     e     x    e    e     x     x    x    e
-slow network                     x     x    x    x     a     a    a    a     a     X    a    a
+slow network                     x     x    x    x     a     a    a    a     a     x    a    a
 rank killed                      x     d    x    x     a     a    a    a     a     x    a    x
 rank stopped                     x     d    x    x     a     a    a    a     a     x    a    a
-program error                    X     x    x    x     a     a    a    a     a     a    a    a
+program error                    x     x    x    x     a     a    a    a     a     a    a    a
 weights become NaN               n     x    x    n     a     a    a    a     a     a    a    a
 scontrol requeue                 x     d    x    x     a     a    a    a     c     c    c    c
 preempted                        x     x    x    x     a     a    a    a     c     c    c    c
