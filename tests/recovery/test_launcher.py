@@ -30,6 +30,7 @@ def test_two_hosts_crashed_at_once(runs: Runs, unhurt: Unhurt) -> None:
     assert len(run.entries("restart")) == len(run.entries("host out")) == 1
 
 
+@pytest.mark.soak
 def test_host_crashed_while_the_program_is_started(runs: Runs, unhurt: Unhurt) -> None:
     """Nobody watches it yet, and the program waits for a rank that never comes."""
     run = runs.heat("--nodes", "4", "--spares", "1", "--save-every", "20", steps=100)
