@@ -47,7 +47,7 @@ def _place(run: Run, event: Placed) -> Decision:
     healthy = tuple(host for host in (*run.active, *run.spares) if host not in bad)
     run = replace(run, out=event.misplaced)
     # The program must have a rank on the launcher's host: a stop request reaches it through that host's memory.
-    if len(healthy) >= (run.least or run.needed) and run.home not in bad:
+    if len(healthy) >= run.fewest and run.home not in bad:
         return _launch(replace(run, active=healthy[: run.needed], spares=healthy[run.needed :]))
     names = ", ".join(sorted(bad)) or "too few hosts"
     restart = Restart(Cause.MISPLACED, run.committed, evidence=f"the job was started on {names}, which it was to avoid")
@@ -249,7 +249,7 @@ def _again(run: Run, restart: Restart) -> Decision:
         return _no_progress(run, restart)
     bad = {host.name for host in run.out}
     survivors = [host for host in run.active if host not in bad]
-    if len(survivors) + len(run.spares) < (run.least or run.needed):
+    if len(survivors) + len(run.spares) < run.fewest:
         return _requeue(run, restart)
     # A survivor keeps its rank; spares take the places of the lost, as far as there are any.
     spares = list(run.spares)

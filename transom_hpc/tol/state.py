@@ -44,7 +44,7 @@ class Run:
 
     Args:
         needed: hosts that the program runs on.
-        least: the fewest hosts that it can run on.
+        least: the fewest hosts that it can run on; 0: all that are needed.
         home: the launcher's own host.
         active: hosts of the current launch, in order of rank.
         spares: healthy hosts that stand by.
@@ -75,6 +75,11 @@ class Run:
     exit: Exited | None = None
     can_requeue: str = ""
     limits: Limits = Limits()
+
+    @property
+    def fewest(self) -> int:
+        """With fewer hosts it can't be started."""
+        return self.least or self.needed
 
 
 Decision = tuple[Run, tuple[Action, ...]]
